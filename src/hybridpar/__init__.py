@@ -1,0 +1,49 @@
+"""hybridpar: embedding tables on parameter servers, the dense half under DDP."""
+
+import warnings
+
+with warnings.catch_warnings():  # torch without NumPy says so at its import, and works
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
+    import torch as _torch  # noqa: F401
+
+from hybridpar import optim
+from hybridpar.errors import (
+    HybridParError,
+    InputError,
+    PeerLostError,
+    RemoteError,
+    SpecError,
+    TrainFunctionError,
+    WaitTimeoutError,
+    WorkerError,
+)
+from hybridpar.launch.launcher import RoleLauncher, launch
+from hybridpar.launch.roles import Roles
+from hybridpar.specs import RemoteEmbeddingSpec
+from hybridpar.trainer.context import TrainerContext
+from hybridpar.trainer.loop import FitResult, TrainerLoop
+from hybridpar.trainer.model import HybridModel
+from hybridpar.trainer.sparse_optimizer import SparseOptimizer
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FitResult",
+    "HybridModel",
+    "HybridParError",
+    "InputError",
+    "PeerLostError",
+    "RemoteEmbeddingSpec",
+    "RemoteError",
+    "RoleLauncher",
+    "Roles",
+    "SparseOptimizer",
+    "SpecError",
+    "TrainFunctionError",
+    "TrainerContext",
+    "TrainerLoop",
+    "WaitTimeoutError",
+    "WorkerError",
+    "launch",
+    "optim",
+]

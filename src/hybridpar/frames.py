@@ -1,0 +1,102 @@
+"""Messages on a socket: any picklable value, its tensors' bytes sent straight from their memory.
+
+A frame is
+
+    two uint32 lengths · pickled tensor dtypes and shapes · pickled value · tensors' bytes
+
+Tensors leave from and arrive in their own memory, on the CPU, without a copy in between.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import pickle
+import socket
+import struct
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+_LENGTHS = struct.Struct("!II")
+_MAX_PARTS = 512  # sendmsg takes at most IOV_MAX (1024 on Linux) buffers
+
+
+def send(connection: socket.socket, message: object) -> None:
+    """Send one message whole."""
+    buffer = io.BytesIO()
+    pickler = _Pickler(buffer)
+    pickler.dump(message)
+    shapes = pickle.dumps([(tensor.dtype, tuple(tensor.shape)) for tensor in pickler.tensors])
+    body = buffer.getvalue()
+    head = _LENGTHS.pack(len(shapes), len(body)) + shapes + body
+    parts = [memoryview(head)] + [_bytes_of(tensor) for tensor in pickler.tensors]
+    parts = [part for part in parts if len(part)]
+    while parts:
+        sent = connection.sendmsg(parts[:_MAX_PARTS])
+        while parts and sent >= len(parts[0]):
+            sent -= len(parts.pop(0))
+        if sent:
+            parts[0] = parts[0][sent:]
+
+
+def receive(connection: socket.socket) -> Any:
+    """Receive one message whole.
+
+    Raises:
+        EOFError: if the connection ends before.
+    """
+    lengths = bytearray(_LENGTHS.size)
+    receive_into(connection, memoryview(lengths))
+    num_shapes, num_body = _LENGTHS.unpack(lengths)
+    head = bytearray(num_shapes + num_body)
+    receive_into(connection, memoryview(head))
+    tensors = [torch.empty(shape, dtype=dtype) for dtype, shape in pickle.loads(head[:num_shapes])]
+    for tensor in tensors:
+        receive_into(connection, _bytes_of(tensor))
+    return _Unpickler(io.BytesIO(head[num_shapes:]), tensors).load()
+
+
+def receive_into(connection: socket.socket, view: memoryview) -> None:
+    """Fill a buffer; raises EOFError if the connection ends before."""
+    while len(view):
+        received = connection.recv_into(view)
+        if received == 0:
+            raise EOFError
+        view = view[received:]
+
+
+class _Pickler(pickle.Pickler):
+    """Takes the tensors out of what it pickles."""
+
+    def __init__(self, buffer: io.BytesIO) -> None:
+        super().__init__(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+        self.tensors: list[Tensor] = []
+
+    @override
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, Tensor):
+            return None
+        self.tensors.append(obj.detach().cpu().contiguous())
+        return len(self.tensors) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, buffer: io.BytesIO, tensors: list[Tensor]) -> None:
+        super().__init__(buffer)
+        self._tensors = tensors
+
+    @override
+    def persistent_load(self, pid: Any) -> Tensor:
+        tensor: Tensor = self._tensors[pid]
+        return tensor
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """A contiguous CPU tensor's own memory (torch offers no buffer of it without NumPy)."""
+    size = tensor.numel() * tensor.element_size()
+    if size == 0:
+        return memoryview(b"")
+    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")

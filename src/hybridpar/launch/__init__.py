@@ -1,0 +1,1 @@
+"""Starting the processes of a job, giving each its role, and ending them."""

@@ -1,0 +1,61 @@
+"""Which of several failing processes failed first: the one to name."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Mapping
+
+from hybridpar.errors import WorkerError
+from hybridpar.launch.assignment import Assignment, Report
+
+End = tuple[Assignment, Report | None, int | None]
+"""How a process ended: what it was, its report if it made one, its exit code if it is gone."""
+
+
+def choose_failure(ends: Mapping[str, End]) -> WorkerError | None:
+    """The error to raise for processes that have ended; None if all ended well.
+
+    A process that raised an exception of its own comes before one that died without a word, and
+    both before one that only tells of losing another.
+
+    Args:
+        ends: the processes that have ended, by name, in the order in which they are to be blamed
+            where nothing else decides.
+    """
+    own = [end for end in ends.values() if end[1] and end[1].cause and not end[1].consequence]
+    silent = [end for end in ends.values() if end[1] is None]
+    consequences = [end for end in ends.values() if end[1] and end[1].consequence]
+    for assignment, report, exitcode in [*own, *silent, *consequences]:
+        if report is None:
+            return _died(assignment, exitcode)
+        origin = ends[report.origin][0] if report.origin in ends else assignment
+        return WorkerError(
+            role=origin.role,
+            rank=origin.rank,
+            host=report.host,
+            step=report.step,
+            cause=report.cause,
+            remote_traceback=report.remote_traceback,
+        )
+    return None
+
+
+def _died(assignment: Assignment, exitcode: int | None) -> WorkerError:
+    if exitcode is not None and exitcode < 0:
+        cause = f"was killed by {signal.Signals(-exitcode).name}"
+        if exitcode == -signal.SIGKILL:
+            cause += " (by hand, or by the system because memory ran out)"
+    else:
+        cause = (
+            f"ended with exit code {exitcode} before it could report. If it printed an error of "
+            'its start above: is launch() called under if __name__ == "__main__"?'
+        )
+    return WorkerError(
+        role=assignment.role,
+        rank=assignment.rank,
+        host=socket.gethostname(),
+        step=None,
+        cause=cause,
+        exitcode=exitcode,
+    )

@@ -1,0 +1,76 @@
+"""`Roles`: how many processes play which part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from hybridpar.errors import SpecError
+
+Role: TypeAlias = Literal["master", "ps", "trainer"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roles:
+    """The processes of a job: one master, and as many trainers and servers as asked for.
+
+    Args:
+        trainers: number of trainers, at least 1.
+        servers: number of parameter servers, at least 1.
+
+    Raises:
+        SpecError: if a number is not a whole one of at least 1.
+
+    Example:
+        >>> Roles(trainers=2, servers=1).names
+        ('master', 'ps0', 'trainer0', 'trainer1')
+    """
+
+    trainers: int
+    servers: int = 1
+
+    def __post_init__(self) -> None:
+        for what in ("trainers", "servers"):
+            value = getattr(self, what)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise SpecError(f"Roles got {what}={value!r}. Give a whole number of at least 1.")
+
+    @classmethod
+    def of(cls, roles: Roles | Mapping[str, int]) -> Roles:
+        """Roles from a plain mapping such as ``{"trainer": 2, "ps": 1}``.
+
+        Raises:
+            SpecError: if the mapping names another role, or no trainer.
+        """
+        if isinstance(roles, Roles):
+            return roles
+        if not isinstance(roles, Mapping):
+            raise SpecError(
+                f"roles is a {type(roles).__name__}. Give hybridpar.Roles(trainers=2, servers=1) "
+                'or {"trainer": 2, "ps": 1}.'
+            )
+        unknown = set(roles) - {"trainer", "ps", "master"}
+        if unknown or roles.get("master", 1) != 1 or "trainer" not in roles:
+            raise SpecError(
+                f'roles is {dict(roles)!r}. Name "trainer" and "ps" with their numbers; there is '
+                'always one "master".'
+            )
+        return cls(trainers=roles["trainer"], servers=roles.get("ps", 1))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every process's name."""
+        return tuple(process_name(role, rank) for role, rank in self.members())
+
+    def members(self) -> list[tuple[Role, int]]:
+        """Every process's role and its rank within the role."""
+        members: list[tuple[Role, int]] = [("master", 0)]
+        members += [("ps", rank) for rank in range(self.servers)]
+        members += [("trainer", rank) for rank in range(self.trainers)]
+        return members
+
+
+def process_name(role: Role, rank: int) -> str:
+    """``"master"``, ``"ps0"``, ``"trainer0"``."""
+    return role if role == "master" else f"{role}{rank}"

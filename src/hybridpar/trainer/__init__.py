@@ -1,0 +1,1 @@
+"""What runs in a trainer process: the model, its lookups and pushes, and the training loop."""

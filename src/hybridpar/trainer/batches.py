@@ -1,0 +1,62 @@
+"""`Batches`: any source of batches, as one iterator an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+from hybridpar.errors import InputError
+
+Batch = TypeVar("Batch")
+
+
+class Batches(Generic[Batch]):
+    """One pass over the data after another, whatever the data came as.
+
+    Args:
+        source: an iterable, a one-shot iterator, or a function from the epoch to an iterable.
+        epochs: how many passes will be asked for. A one-shot iterator is kept in memory only if
+            there is more than one.
+
+    Raises:
+        InputError: from :meth:`epoch`, if the source is none of these.
+    """
+
+    def __init__(
+        self, source: Iterable[Batch] | Callable[[int], Iterable[Batch]], epochs: int
+    ) -> None:
+        self._source = source
+        self._once = isinstance(source, Iterator)
+        self._keep = self._once and epochs > 1
+        self._kept: list[Batch] = []
+        self._passes = 0
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """The batches of the next pass; ``number`` is what functions and samplers are told."""
+        self._passes += 1
+        source = self._source
+        if isinstance(source, Iterator):
+            return self._first_pass(source) if self._passes == 1 else iter(self._kept)
+        if callable(source) and not isinstance(source, Iterable):
+            return iter(source(number))
+        self._tell_sampler(number)
+        try:
+            return iter(source)
+        except TypeError as error:
+            raise InputError(
+                f"fit got batches of type {type(source).__name__}. Give an iterable of batches, or "
+                "a function that returns one for an epoch."
+            ) from error
+
+    def _first_pass(self, source: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in source:
+            if self._keep:
+                self._kept.append(batch)
+            yield batch
+
+    def _tell_sampler(self, number: int) -> None:
+        """As DistributedSampler wants, so that each epoch is shuffled differently."""
+        for holder in (self._source, getattr(self._source, "sampler", None)):
+            set_epoch = getattr(holder, "set_epoch", None)
+            if callable(set_epoch):
+                set_epoch(number)

@@ -1,0 +1,82 @@
+"""`DenseHalf`: the replicated half of a model, on whichever trainers still have data.
+
+DistributedDataParallel reduces over a fixed group; a trainer whose data has run out would leave the
+others waiting for ever. So each set of trainers that goes on gets a group and a wrapper of its own
+around the same module, and DDP averages over just them. Whoever stopped early then takes the dense
+state of one that did not.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hybridpar.trainer.context import TrainerContext
+
+
+class DenseHalf:
+    """Runs a model's forward under DDP over the trainers that take part in a step.
+
+    Building it is collective, and leaves every trainer with trainer 0's parameters.
+
+    Args:
+        model: the module whose parameters are replicated.
+        ctx: this trainer's context.
+        optimizer: steps the parameters; its state is brought along after an uneven epoch.
+    """
+
+    def __init__(
+        self, model: nn.Module, ctx: TrainerContext, optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        self._model = model
+        self._ctx = ctx
+        self._optimizer = optimizer
+        self._wrapped: dict[tuple[int, ...], nn.Module] = {}
+        self.over(tuple(range(ctx.num_trainers)))
+
+    def over(self, ranks: tuple[int, ...]) -> nn.Module:
+        """The module to call in a step that the trainers of ``ranks`` take, this one among them."""
+        if ranks not in self._wrapped:
+            self._wrapped[ranks] = self._wrap(ranks)
+        return self._wrapped[ranks]
+
+    def _wrap(self, ranks: tuple[int, ...]) -> nn.Module:
+        if len(ranks) == 1 or not any(p.requires_grad for p in self._model.parameters()):
+            return self._model
+        group = None  # the default one: all trainers
+        if len(ranks) < self._ctx.num_trainers:
+            group = dist.new_group(list(ranks), use_local_synchronization=True)
+        cuda = self._ctx.device.type == "cuda"
+        return DistributedDataParallel(
+            self._model,
+            device_ids=[self._ctx.device] if cuda else None,
+            process_group=group,
+        )
+
+    def copy_from(self, rank: int) -> None:
+        """Give every trainer the parameters, buffers and optimizer state of one. Collective."""
+        state: dict[str, dict[str, Any]] = {"model": self._model.state_dict()}
+        if self._optimizer is not None:
+            state["optimizer"] = self._optimizer.state_dict()
+        state = _broadcast(state, rank, mine=self._ctx.rank == rank)
+        if self._ctx.rank != rank:
+            self._model.load_state_dict(state["model"])
+            if self._optimizer is not None:
+                self._optimizer.load_state_dict(state["optimizer"])
+
+
+def _broadcast(value: Any, source: int, *, mine: bool) -> Any:
+    """What ``source`` has, on every trainer; torch's broadcast_object_list would need NumPy."""
+    buffer = io.BytesIO()
+    if mine:
+        torch.save(value, buffer)
+    size = torch.tensor([buffer.tell()])
+    dist.broadcast(size, src=source)
+    data = bytearray(buffer.getvalue()) if mine else bytearray(int(size))
+    dist.broadcast(torch.frombuffer(data, dtype=torch.uint8), src=source)
+    return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
