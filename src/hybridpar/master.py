@@ -36,6 +36,7 @@ class Master:
         self._models = 0
         self._asked = dict.fromkeys(self._trainers, 0)
         self._finished: set[int] = set()
+        self._left: set[int] = set()
         self._changed = threading.Condition()
 
     def handle(self, peer: str, method: str, args: tuple[Any, ...]) -> object:
@@ -50,16 +51,20 @@ class Master:
         raise HybridParError(f"master has no call '{method}' (asked by {peer}).")
 
     def lose(self, peer: str, why: str) -> None:
-        """A trainer will not come any more."""
-        self._requests.leave(int(peer.removeprefix("trainer")), f"{peer} {why}")
+        """A trainer's connection has ended, and it will not come any more."""
+        rank = int(peer.removeprefix("trainer"))
+        self._requests.leave(rank, f"{peer} {why}")
+        with self._changed:
+            self._left.add(rank)
+            self._changed.notify_all()
 
     def wait_until_finished(self) -> None:
-        """Return when every trainer has finished, having told the servers to stop.
+        """Return when every trainer has finished and left, having told the servers to stop.
 
         However long training takes; the launcher ends the job if a process dies before.
         """
         with self._changed:
-            self._changed.wait_for(lambda: len(self._finished) == len(self._trainers))
+            self._changed.wait_for(lambda: len(self._left) == len(self._trainers))
         for server in self._connect():
             server.call("stop")
             server.close()

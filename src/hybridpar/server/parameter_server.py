@@ -30,6 +30,7 @@ class ParameterServer:
         self._name = name
         self._timeout_s = timeout_s
         self._models: dict[int, _Tables] = {}
+        self._stop_asked = False
         self.stopped = threading.Event()
 
     def handle(self, peer: str, method: str, args: tuple[Any, ...]) -> object:
@@ -39,7 +40,7 @@ class ParameterServer:
             self._models[served.model_id] = _Tables(served, self._name, self._timeout_s)
             return None
         if method == "stop":
-            self.stopped.set()
+            self._stop_asked = True
             return None
         model_id, *rest = args
         tables = self._models[model_id]
@@ -54,7 +55,12 @@ class ParameterServer:
         raise HybridParError(f"{self._name} has no call '{method}' (asked by {peer}).")
 
     def lose(self, peer: str, why: str) -> None:
-        """A trainer will not come any more: whoever waits for it is told ``why``."""
+        """A peer's connection has ended: whoever waits for that trainer is told ``why``.
+
+        The server stops when whoever asked for it has left, and so has had its answer.
+        """
+        if peer == "master" and self._stop_asked:
+            self.stopped.set()
         if peer.startswith("trainer"):
             for tables in self._models.values():
                 tables.leave(int(peer.removeprefix("trainer")), f"{peer} {why}")
