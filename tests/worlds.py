@@ -47,6 +47,11 @@ def make_batch(seed: int, *, bags: bool, size: int = 5) -> Batch:
     )
 
 
+def collate(rows: list[tuple[Tensor]]) -> Batch:
+    """A batch made up from dataset rows, each a number; for DataLoaders."""
+    return make_batch(int(sum(row[0] for row in rows)), bags=True)
+
+
 class Model(hp.HybridModel[Batch]):
     def __init__(self, mode: str | None, sharding: str | None = None) -> None:
         modes: dict[str, Any] = {"item": mode, "user": None, "word": "mean"}

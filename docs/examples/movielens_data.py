@@ -26,6 +26,7 @@ class Batch(NamedTuple):
     movies: Tensor  # (B,) int64
     genres: Tensor  # (N,) int64
     genre_offsets: Tensor  # (B,) int64
+    ages: Tensor  # (B, 1) float32: the users', in centuries
     labels: Tensor  # (B,) float32: 1 if liked, else 0
 
 
@@ -48,6 +49,7 @@ class MovieLens:
         ratings, movies, users = (_rows(Path(path), name) for name in FILES)
         self.num_users, self.num_movies = len(users), len(movies)
         self._has_genre = torch.tensor([[int(x) for x in row[-NUM_GENRES:]] for row in movies])
+        self._ages = torch.tensor([[int(row[1]) / 100] for row in users])
         table = torch.tensor([[int(x) for x in row[:3]] for row in ratings])
         table = table[torch.randperm(len(table), generator=_generator(SEED))]
         num_test = int(TEST_SHARE * len(table))
@@ -78,7 +80,14 @@ class MovieLens:
         has_genre = self._has_genre[movies]
         lengths = has_genre.sum(1)
         genres = has_genre.nonzero()[:, 1]
-        return Batch(users, movies, genres, lengths.cumsum(0) - lengths, (stars >= LIKED).float())
+        return Batch(
+            users=users,
+            movies=movies,
+            genres=genres,
+            genre_offsets=lengths.cumsum(0) - lengths,
+            ages=self._ages[users],
+            labels=(stars >= LIKED).float(),
+        )
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:

@@ -1,0 +1,90 @@
+"""Predict who likes which movie, with the embedding tables on parameter servers.
+
+    python movielens.py ml-100k --trainers 2 --servers 1
+
+movielens_plain.py is the same in one plain torch process and prints the same AUCs. Compare them:
+
+    diff movielens_plain.py movielens.py
+"""
+
+import argparse
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from movielens_data import NUM_GENRES, MovieLens, auc
+from torch import nn
+
+import hybridpar as hp
+
+DIM = 16
+BATCH_SIZE = 768  # of all trainers together
+INIT = partial(nn.init.normal_, std=0.1)
+
+
+class Recommender(hp.HybridModel):
+    def __init__(self, data):
+        spec = partial(hp.RemoteEmbeddingSpec, embedding_dim=DIM, init=INIT)
+        super().__init__(
+            spec("user", num_embeddings=data.num_users, seed=1),
+            spec("movie", num_embeddings=data.num_movies, seed=2),
+            spec("genre", num_embeddings=NUM_GENRES, mode="mean", seed=3),
+        )
+        torch.manual_seed(0)
+        # Smooth, not a ReLU: at a kink the last bits of a sum could switch a unit on or off.
+        self.top = nn.Sequential(nn.Linear(3 * DIM + 1, 32), nn.GELU(), nn.Linear(32, 1))
+
+    def sparse_inputs(self, batch):
+        return {
+            "user": batch.users,
+            "movie": batch.movies,
+            "genre": (batch.genres, batch.genre_offsets),
+        }
+
+    def forward(self, embeddings, batch):
+        inputs = [embeddings["user"], embeddings["movie"], embeddings["genre"], batch.ages]
+        return self.top(torch.cat(inputs, dim=1)).squeeze(1)
+
+
+def loss(logits, batch):
+    return F.binary_cross_entropy_with_logits(logits, batch.labels)
+
+
+@torch.no_grad()
+def test_auc(model, data):
+    model.eval()
+    logits = model(model.lookup(data.test), data.test)
+    model.train()
+    return auc(logits, data.test.labels)
+
+
+def train(ctx, data, epochs):
+    loop = hp.TrainerLoop(
+        Recommender(data),
+        ctx,
+        loss=loss,
+        dense_optimizer=lambda params: torch.optim.Adam(params, lr=1e-3),
+        sparse_optimizer=hp.optim.Adagrad(lr=0.2),
+    )
+    aucs = []
+    for epoch in range(epochs):
+        loop.fit(data.batches(BATCH_SIZE, epoch, ctx.rank, ctx.num_trainers))
+        if ctx.rank == 0:
+            aucs.append(test_auc(loop.model, data))
+            print(f"epoch {epoch + 1}: test AUC {aucs[-1]:.5f}", flush=True)
+    return aucs
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("path", help="directory of MovieLens-100K")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--trainers", type=int, default=2)
+    parser.add_argument("--servers", type=int, default=1)
+    args = parser.parse_args()
+    roles = hp.Roles(trainers=args.trainers, servers=args.servers)
+    return hp.launch(train, roles=roles, args=(MovieLens(args.path), args.epochs), device="cpu")[0]
+
+
+if __name__ == "__main__":
+    main()
