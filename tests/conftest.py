@@ -54,7 +54,9 @@ def pytest_configure() -> None:
 def _warm_forkserver() -> None:
     """Start the one forkserver here, with what the worlds of the tests import."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hybridpar", "torch._dynamo", "pytest", "worlds", "strict_warnings"])
+    context.set_forkserver_preload(
+        ["hybridpar", "torch._dynamo", "pytest", "worlds", "strict_warnings"]
+    )
     forkserver.ensure_running()
 
 
@@ -71,8 +73,11 @@ def _leaves_nothing() -> Iterator[None]:
     assert not left, f"processes left: {left}"
     assert not [t for t in set(threading.enumerate()) - threads if t.is_alive()]
     assert len(os.listdir("/proc/self/fd")) <= files + _FORKSERVER_FILES
-    changed = {key for key in os.environ.keys() | environment.keys()
-               if os.environ.get(key) != environment.get(key)}
+    changed = {
+        key
+        for key in os.environ.keys() | environment.keys()
+        if os.environ.get(key) != environment.get(key)
+    }
     assert changed <= {"PYTEST_CURRENT_TEST"}, f"environment variables changed: {changed}"
 
 

@@ -101,7 +101,7 @@ def bad_init(rows: Tensor) -> None:
 class BadTable(Model):
     def __init__(self) -> None:
         super().__init__("sum")
-        first, *rest = self.specs
+        _, *rest = self.specs
         broken = hp.RemoteEmbeddingSpec(
             "item", num_embeddings=7, embedding_dim=2, mode="sum", init=bad_init
         )

@@ -44,9 +44,7 @@ def plain(case: Case, trainers: int) -> list[Trained]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, c)))
-@pytest.mark.parametrize(
-    ("trainers", "servers"), list(itertools.product((1, 2, 3), repeat=2))
-)
+@pytest.mark.parametrize(("trainers", "servers"), list(itertools.product((1, 2, 3), repeat=2)))
 def test_training_equals_one_plain_process(trainers: int, servers: int, case: Case) -> None:
     results = world(trainers, servers)
     wanted = plain(case._replace(sharding=""), trainers)
@@ -61,7 +59,9 @@ def test_two_runs_are_bit_equal() -> None:
             assert_bit_equal(first, second)
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[-1], CASES[4]], ids=lambda c: "-".join(map(str, c)))
+@pytest.mark.parametrize(
+    "case", [CASES[0], CASES[-1], CASES[4]], ids=lambda c: "-".join(map(str, c))
+)
 def test_own_loop_equals_plain(case: Case) -> None:
     results = hp.launch(own_loop, roles={"trainer": 2, "ps": 2}, args=(case, STEPS))
     for got, wanted in zip(results, reference.train(case, [STEPS] * 2), strict=True):

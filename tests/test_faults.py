@@ -77,7 +77,7 @@ def test_a_failing_trainer_is_named_with_step_and_traceback(how: str, words: lis
 
 
 def test_a_failure_before_training_is_named() -> None:
-    with pytest.raises(hp.WorkerError, match="trainer1 .*OSError: no such data"):
+    with pytest.raises(hp.WorkerError, match=r"trainer1 .*OSError: no such data"):
         hp.launch(faulty.fail_before_training, roles=hp.Roles(trainers=2))
 
 

@@ -108,8 +108,9 @@ class Trained(NamedTuple):
     dense: dict[str, Tensor]
 
 
-def collect(model: hp.HybridModel[Batch], optimizer: hp.SparseOptimizer,
-            losses: list[float], state: bool) -> Trained:
+def collect(
+    model: hp.HybridModel[Batch], optimizer: hp.SparseOptimizer, losses: list[float], state: bool
+) -> Trained:
     return Trained(
         losses,
         {name: model.rows(name) for name in SIZES},

@@ -167,14 +167,18 @@ class Peer:
         self.name = name
         self._timeout_s: float | None = timeout_s
         self._pending: deque[Reply] = deque()
+        welcome = b""
         try:
             self._socket = socket.create_connection(address, timeout=timeout_s)
             _no_delay(self._socket)
             self._socket.sendall(_HELLO.pack(_VERSION, token, me.encode()))
             welcome = self._socket.recv(1)
+        except ConnectionResetError:  # how a refusal shows if not all was read over there
+            pass
         except OSError as error:
             raise PeerLostError(f"{me} cannot reach {name} at {address}: {error}") from error
         if welcome != _WELCOME:
+            self._socket.close()
             raise PeerLostError(
                 f"{name} at {address} refused {me}: it is not a process of this job, or it runs "
                 "another version of hybridpar."
