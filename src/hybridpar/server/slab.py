@@ -15,6 +15,7 @@ from hybridpar.features import bag_lengths
 from hybridpar.messages import SlabLookup, SlabPush
 from hybridpar.optim import SparseOptimizerSettings
 from hybridpar.server.initial_values import fill
+from hybridpar.server.kernels import gather_rows
 from hybridpar.server.rules import BagGradients, rule_for
 from hybridpar.sharding import SlabLayout
 from hybridpar.specs import RemoteEmbeddingSpec
@@ -52,7 +53,7 @@ class Slab:
     def lookup(self, lookup: SlabLookup) -> Tensor:
         """The sum of each bag's rows: (B, D) float32; an empty bag gives zeros."""
         if lookup.offsets is None:
-            return self.weight.index_select(0, lookup.indices)
+            return gather_rows(self.weight, lookup.indices)
         return F.embedding_bag(lookup.indices, self.weight, lookup.offsets, mode="sum")
 
     def apply(self, pushes: Sequence[SlabPush], lr: float, num_trainers: int) -> None:
@@ -70,7 +71,7 @@ class Slab:
     def read(self, what: str, rows: Tensor) -> Tensor:
         """Rows of the weight or of a state: (len(rows), its width)."""
         source = self.weight if what == WEIGHT else self.state[what]
-        return source.index_select(0, rows)
+        return gather_rows(source, rows)
 
 
 def _joined(pushes: Sequence[SlabPush], num_trainers: int) -> BagGradients:
