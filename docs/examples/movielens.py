@@ -1,8 +1,9 @@
-"""Predict who likes which movie, with the embedding tables on parameter servers.
+"""Predict who likes which movie, with hybridpar.
 
     python movielens.py ml-100k --trainers 2 --servers 1
 
-movielens_plain.py is the same in one plain torch process and prints the same AUCs. Compare them:
+movielens_plain.py is plain torch in one process; movielens.py has the tables on parameter servers
+and trains on several processes. Both print the same test AUCs, and this shows what it takes:
 
     diff movielens_plain.py movielens.py
 """
@@ -18,7 +19,7 @@ from torch import nn
 import hybridpar as hp
 
 DIM = 16
-BATCH_SIZE = 768  # of all trainers together
+BATCH_SIZE = 768  # of all processes together
 INIT = partial(nn.init.normal_, std=0.1)
 
 
@@ -51,7 +52,7 @@ def loss(logits, batch):
 
 
 @torch.no_grad()
-def test_auc(model, data):
+def evaluate(model, data):
     model.eval()
     logits = model(model.lookup(data.test), data.test)
     model.train()
@@ -59,8 +60,9 @@ def test_auc(model, data):
 
 
 def train(ctx, data, epochs):
+    model = Recommender(data)
     loop = hp.TrainerLoop(
-        Recommender(data),
+        model,
         ctx,
         loss=loss,
         dense_optimizer=lambda params: torch.optim.Adam(params, lr=1e-3),
@@ -70,7 +72,7 @@ def train(ctx, data, epochs):
     for epoch in range(epochs):
         loop.fit(data.batches(BATCH_SIZE, epoch, ctx.rank, ctx.num_trainers))
         if ctx.rank == 0:
-            aucs.append(test_auc(loop.model, data))
+            aucs.append(evaluate(model, data))
             print(f"epoch {epoch + 1}: test AUC {aucs[-1]:.5f}", flush=True)
     return aucs
 
@@ -82,8 +84,10 @@ def main():
     parser.add_argument("--trainers", type=int, default=2)
     parser.add_argument("--servers", type=int, default=1)
     args = parser.parse_args()
+    data = MovieLens(args.path)
     roles = hp.Roles(trainers=args.trainers, servers=args.servers)
-    return hp.launch(train, roles=roles, args=(MovieLens(args.path), args.epochs), device="cpu")[0]
+    results = hp.launch(train, roles=roles, args=(data, args.epochs), device="cpu")
+    return results[0]
 
 
 if __name__ == "__main__":

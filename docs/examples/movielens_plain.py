@@ -2,7 +2,8 @@
 
     python movielens_plain.py ml-100k
 
-movielens.py is the same with hybridpar and prints the same AUCs. Compare them:
+movielens_plain.py is plain torch in one process; movielens.py has the tables on parameter servers
+and trains on several processes. Both print the same test AUCs, and this shows what it takes:
 
     diff movielens_plain.py movielens.py
 """
@@ -16,7 +17,7 @@ from movielens_data import NUM_GENRES, MovieLens, auc
 from torch import nn
 
 DIM = 16
-BATCH_SIZE = 768
+BATCH_SIZE = 768  # of all processes together
 INIT = partial(nn.init.normal_, std=0.1)
 
 
@@ -51,7 +52,7 @@ def loss(logits, batch):
 
 
 @torch.no_grad()
-def test_auc(model, data):
+def evaluate(model, data):
     model.eval()
     logits = model(model.lookup(data.test), data.test)
     model.train()
@@ -70,7 +71,7 @@ def train(data, epochs):
             loss(model(model.lookup(batch), batch), batch).backward()
             dense_optimizer.step()
             sparse_optimizer.step()
-        aucs.append(test_auc(model, data))
+        aucs.append(evaluate(model, data))
         print(f"epoch {epoch + 1}: test AUC {aucs[-1]:.5f}", flush=True)
     return aucs
 
@@ -80,7 +81,8 @@ def main():
     parser.add_argument("path", help="directory of MovieLens-100K")
     parser.add_argument("--epochs", type=int, default=8)
     args = parser.parse_args()
-    return train(MovieLens(args.path), args.epochs)
+    data = MovieLens(args.path)
+    return train(data, args.epochs)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def gather_rows(source: Tensor, rows: Tensor) -> Tensor:
 def add_rows(target: Tensor, rows: Tensor, values: Tensor) -> None:
     """``target[rows] += values`` in place, repeats included: (R, D), (N,) int64, (N, D).
 
-    Over an expanded index ``scatter_add_`` has a kernel of its own: 3 ms, where ``index_add_`` takes
-    13. Repeats are added in order, whatever the number of threads.
+    Over an expanded index ``scatter_add_`` has a kernel of its own: 3 ms, where ``index_add_``
+    takes 13. Repeats are added in order, whatever the number of threads.
     """
     target.scatter_add_(0, rows.unsqueeze(1).expand_as(values), values)

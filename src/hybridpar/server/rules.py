@@ -92,36 +92,6 @@ class AdagradRule(Rule):
         add_rows(weight, rows, step)
 
 
-@dataclass(frozen=True, slots=True)
-class AdagradRule(Rule):
-    """``sum += g**2; row -= lr * g / (sqrt(sum) + eps)``, one sum a weight or one a row."""
-
-    eps: float
-    row_wise: bool
-
-    @override
-    def update(
-        self, weight: Tensor, state: Mapping[str, Tensor], gradient: BagGradients, lr: float
-    ) -> None:
-        rows, grads = gradient.summed()
-        squares = grads.square()
-        if self.row_wise:
-            squares = squares.mean(dim=1, keepdim=True)
-        sums = gather_rows(state["sum"], rows).add_(squares)
-        state["sum"].index_copy_(0, rows, sums)
-        step = grads.mul_(-lr).div_(sums.sqrt_().add_(self.eps))
-        add_rows(weight, rows, step)
-
-
-def add_rows(weight: Tensor, indices: Tensor, rows: Tensor) -> None:
-    """``weight[indices] += rows``, repeats included.
-
-    On the CPU scatter_add_ over an expanded index has a kernel of its own, two to five times faster
-    than index_add_ (torch 2.13, 40,000 to 100,000 rows of 16 to 64 columns).
-    """
-    weight.scatter_add_(0, indices.unsqueeze(1).expand_as(rows), rows)
-
-
 def rule_for(settings: SparseOptimizerSettings) -> Rule:
     """The rule that a setting asks for.
 

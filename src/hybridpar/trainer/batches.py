@@ -1,9 +1,12 @@
-"""`Batches`: any source of batches, as one iterator an epoch."""
+"""`Batches`: any source of batches, as one iterator an epoch; and a batch's way to its device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
 
 from hybridpar.errors import InputError
 
@@ -60,3 +63,21 @@ class Batches(Generic[Batch]):
             set_epoch = getattr(holder, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(number)
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """A batch with its tensors on ``device``.
+
+    Looks into dicts, lists, tuples and named tuples, and calls ``to`` of whatever else has one; all
+    that is left stays as it is.
+    """
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(to_device(value, device) for value in batch)
+    move = getattr(batch, "to", None)
+    return move(device) if callable(move) else batch

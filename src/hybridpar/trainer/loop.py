@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hybridpar.errors import InputError, SpecError
 from hybridpar.messages import Pooled, TurnAnswer
 from hybridpar.optim import SparseOptimizerSettings
-from hybridpar.trainer.batches import Batches
+from hybridpar.trainer.batches import Batches, to_device
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.dense import DenseHalf
 from hybridpar.trainer.model import HybridModel
@@ -102,7 +102,8 @@ class TrainerLoop(Generic[Batch]):
         the same model again.
 
         Args:
-            batches: this trainer's batches: any iterable. A list or DataLoader is gone through
+            batches: this trainer's batches: any iterable. ``forward`` and the loss get each with
+                its tensors on ``ctx.device``. A list or DataLoader is gone through
                 again in every epoch, and a DataLoader's sampler told the epoch. A one-shot
                 iterator, such as a generator, is kept in memory for the epochs after the first;
                 for data too large for that give a function that returns an epoch's iterable. It
@@ -143,6 +144,8 @@ class TrainerLoop(Generic[Batch]):
 
     def _step(self, batch: Batch, embeddings: dict[str, Tensor], active: tuple[int, ...]) -> Tensor:
         """Forward, loss and backward; DDP averages the dense gradients on the way."""
+        if self._ctx.device.type != "cpu":
+            batch = to_device(batch, self._ctx.device)
         output = self._dense.over(active)(embeddings, batch)
         loss = self._loss(output, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
