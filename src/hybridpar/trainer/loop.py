@@ -65,13 +65,14 @@ class TrainerLoop(Generic[Batch]):
         SpecError: if an optimizer is of the wrong kind, or the trainers' specs differ.
 
     Example:
-        >>> loop = TrainerLoop(
-        ...     Recommender(), ctx,
-        ...     loss=lambda output, batch: F.cross_entropy(output, batch.label),
-        ...     dense_optimizer=lambda params: torch.optim.Adam(params, lr=1e-3),
-        ...     sparse_optimizer=hybridpar.optim.RowWiseAdagrad(lr=0.05),
-        ... )
-        >>> result = loop.fit(batches, epochs=3)
+        >>> def train(ctx):
+        ...     loop = TrainerLoop(
+        ...         Recommender(), ctx,
+        ...         loss=lambda output, batch: F.cross_entropy(output, batch.label),
+        ...         dense_optimizer=lambda params: torch.optim.Adam(params, lr=1e-3),
+        ...         sparse_optimizer=hybridpar.optim.RowWiseAdagrad(lr=0.05),
+        ...     )
+        ...     return loop.fit(my_batches(ctx.rank, ctx.num_trainers), epochs=3)
     """
 
     def __init__(

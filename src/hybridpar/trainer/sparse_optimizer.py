@@ -21,8 +21,14 @@ class SparseOptimizer(torch.optim.Optimizer):
     drive, and ``step`` and ``zero_grad``. Its parameters, the tables, are on the servers.
 
     Example:
-        >>> sparse_optimizer = model.connect(ctx, hybridpar.optim.SGD(lr=0.05))
-        >>> schedule = torch.optim.lr_scheduler.StepLR(sparse_optimizer, step_size=100)
+        >>> def train(ctx):
+        ...     model = Recommender()
+        ...     sparse_optimizer = model.connect(ctx, hybridpar.optim.SGD(lr=0.05))
+        ...     schedule = torch.optim.lr_scheduler.StepLR(sparse_optimizer, step_size=100)
+        ...     for batch in my_batches(ctx.rank):
+        ...         model(model.lookup(batch), batch).mean().backward()
+        ...         sparse_optimizer.step()
+        ...         schedule.step()
     """
 
     def __init__(self, tables: RemoteTables) -> None:
