@@ -73,6 +73,8 @@ def test_a_failing_trainer_is_named_with_step_and_traceback(how: str, words: lis
     if error.exitcode is None:
         assert error.step == 4
         assert "step 4" in str(error)
+    elif how == "kill":
+        assert error.step == 4, "the others tell which step it was"
 
 
 def test_a_failure_before_training_is_named() -> None:

@@ -38,7 +38,7 @@ def spec(name: str = "t", **changes: object) -> hp.RemoteEmbeddingSpec:
         (lambda: hp.Roles(trainers=1, servers=0), "servers=0"),
         (lambda: hp.RoleLauncher({"trainer": 1, "worker": 1}), 'Name "trainer" and "ps"'),
         (lambda: hp.RoleLauncher({"ps": 1}), 'Name "trainer" and "ps"'),
-        (lambda: hp.RoleLauncher(2), "roles is a int"),
+        (lambda: hp.RoleLauncher(2), "roles is 2. Give"),
         (lambda: hp.RoleLauncher({"trainer": 1}, timeout_s=0), "timeout_s is 0"),
         (
             lambda: hp.RoleLauncher({"trainer": 1}, device="cuda", start_method="forkserver"),

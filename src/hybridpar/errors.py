@@ -45,6 +45,7 @@ class RemoteError(HybridParError):
 
     Attributes:
         origin: name of the process in which the exception was raised, such as ``"ps0"``.
+        cause: the exception's type and message.
         remote_traceback: that process's traceback, as text.
     """
 
@@ -62,7 +63,8 @@ class WorkerError(HybridParError):
         role: ``"trainer"``, ``"ps"`` or ``"master"``.
         rank: the process's rank within its role.
         host: the host it ran on.
-        step: the training step it was in, or None if it had not begun to train.
+        step: the training step that it was in, counted from 0, or that the job was in if it left no
+            report; None if nobody had begun to train.
         cause: the exception's type and message, or how the process ended.
         remote_traceback: the process's traceback as text; empty if it left none.
         exitcode: as in :attr:`multiprocessing.Process.exitcode`, for a process that died without

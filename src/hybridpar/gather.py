@@ -90,7 +90,10 @@ class Gather(Generic[Item, Result]):
             missing = sorted(set(expected()) - round_.items.keys())
             gone = [self._gone[rank] for rank in missing if rank in self._gone]
             if gone:
-                round_.error = PeerLostError(f"{self._what} at {key}: {'; '.join(gone)}.")
+                round_.error = PeerLostError(
+                    f"{self._what} cannot complete {key}: {'; '.join(gone)}. Every trainer must "
+                    "take part equally often."
+                )
                 self._changed.notify_all()
             elif time.monotonic() < limit:
                 self._changed.wait(limit - time.monotonic())

@@ -52,12 +52,10 @@ class SparseOptimizerSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SGD(SparseOptimizerSettings):
-    """Plain stochastic gradient descent: ``row -= lr * gradient``, as `torch.optim.SGD`_.
+    """Plain stochastic gradient descent: ``row -= lr * gradient``, as :class:`torch.optim.SGD`.
 
     Args:
         lr: learning rate.
-
-    .. _torch.optim.SGD: https://docs.pytorch.org/docs/stable/generated/torch.optim.SGD.html
     """
 
     lr: float = 1e-3
@@ -87,7 +85,7 @@ class _AdagradSettings(SparseOptimizerSettings):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adagrad(_AdagradSettings):
-    """Adagrad on the touched rows, as `torch.optim.Adagrad`_.
+    """Adagrad on the touched rows, as :class:`torch.optim.Adagrad`.
 
     Every weight has a sum of its squared gradients (state ``"sum"``, one float32 a weight):
     ``sum += g**2``, then ``row -= lr * g / (sqrt(sum) + eps)``. Source: Duchi, Hazan and Singer,
@@ -97,8 +95,6 @@ class Adagrad(_AdagradSettings):
         lr: learning rate.
         eps: added to the root, against division by zero.
         initial_accumulator_value: what every sum starts from.
-
-    .. _torch.optim.Adagrad: https://docs.pytorch.org/docs/stable/generated/torch.optim.Adagrad.html
     """
 
     @override

@@ -225,8 +225,9 @@ class Peer:
                 f"{self.name} did not answer '{method}' within {self._timeout_s:g} s."
             ) from error
         except (OSError, EOFError) as error:
+            why = str(error) or "it closed"
             raise PeerLostError(
-                f"The connection to {self.name} ended during '{method}': {error or 'it closed'}."
+                f"The connection to {self.name} ended during '{method}': {why}."
             ) from error
 
 

@@ -28,7 +28,8 @@ def choose_failure(ends: Mapping[str, End]) -> WorkerError | None:
     consequences = [end for end in ends.values() if end[1] and end[1].consequence]
     for assignment, report, exitcode in [*own, *silent, *consequences]:
         if report is None:
-            return _died(assignment, exitcode)
+            steps = [end[1].step for end in consequences if end[1] and end[1].step is not None]
+            return _died(assignment, exitcode, max(steps, default=None))
         origin = ends[report.origin][0] if report.origin in ends else assignment
         return WorkerError(
             role=origin.role,
@@ -41,7 +42,7 @@ def choose_failure(ends: Mapping[str, End]) -> WorkerError | None:
     return None
 
 
-def _died(assignment: Assignment, exitcode: int | None) -> WorkerError:
+def _died(assignment: Assignment, exitcode: int | None, step: int | None) -> WorkerError:
     if exitcode is not None and exitcode < 0:
         cause = f"was killed by {signal.Signals(-exitcode).name}"
         if exitcode == -signal.SIGKILL:
@@ -55,7 +56,7 @@ def _died(assignment: Assignment, exitcode: int | None) -> WorkerError:
         role=assignment.role,
         rank=assignment.rank,
         host=socket.gethostname(),
-        step=None,
+        step=step,
         cause=cause,
         exitcode=exitcode,
     )

@@ -47,7 +47,7 @@ class Roles:
             return roles
         if not isinstance(roles, Mapping):
             raise SpecError(
-                f"roles is a {type(roles).__name__}. Give hybridpar.Roles(trainers=2, servers=1) "
+                f"roles is {roles!r}. Give hybridpar.Roles(trainers=2, servers=1) "
                 'or {"trainer": 2, "ps": 1}.'
             )
         unknown = set(roles) - {"trainer", "ps", "master"}

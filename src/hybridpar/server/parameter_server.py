@@ -87,7 +87,7 @@ class _Tables:
         )
 
     def take_turn(self, turn: Turn) -> TurnAnswer:
-        key = f"epoch {turn.epoch}, step {turn.step}"
+        key = f"step {turn.step}" + (f" of epoch {turn.epoch}" if turn.epoch else "")
         opening = turn.update is None
         joined, active = self._turns.arrive(
             key, turn.rank, turn, lambda: self._expected(opening=opening)

@@ -80,7 +80,7 @@ class RemoteTables:
             ahead: how many steps after the one under way the batch is for.
         """
         step = (self._ctx.step or 0) + ahead
-        return self._router.route(inputs, f"{self._ctx.name} (step {step})")
+        return self._router.route(inputs, f"{self._ctx.name} (batch of step {step})")
 
     def lookup(self, batch: RoutedBatch) -> list[Pooled]:
         """Ask every server for a batch's rows as they are now."""
