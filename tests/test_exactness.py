@@ -10,6 +10,7 @@ import torch
 
 import hybridpar as hp
 import reference
+from hybridpar.planner import make_plan
 from worlds import CASES, SIZES, Case, Trained, all_cases, own_loop, run_loop
 
 STEPS = 20
@@ -80,10 +81,14 @@ def test_uneven_batches_average_over_who_has_data(case: Case, steps: list[int]) 
 def test_every_table_is_spread_or_whole_as_pinned() -> None:
     """The cases above would prove little if row-wise tables stayed on one server."""
     specs = [
-        hp.RemoteEmbeddingSpec(name, num_embeddings=rows, embedding_dim=dim, sharding="row_wise")
+        hp.RemoteEmbeddingSpec(
+            name,
+            num_embeddings=rows,
+            embedding_dim=dim,
+            sharding="row_wise",
+            optimizer=hp.optim.SGD(),
+        )
         for name, (rows, dim) in SIZES.items()
     ]
-    from hybridpar.sharding import make_plan
-
-    plan = make_plan(specs, 3, hp.optim.SGD())
+    plan = make_plan(specs, 3)
     assert all(len(placement.shards) == 3 for placement in plan.placements.values())

@@ -14,7 +14,7 @@ import hybridpar as hp
 from hybridpar.messages import SlabLookup, SlabPush
 from hybridpar.server import initial_values
 from hybridpar.server.slab import Slab
-from hybridpar.sharding import SlabLayout, SlabPart
+from hybridpar.sharding import SlabKind, SlabLayout, SlabPart
 
 
 def filled(spec: hp.RemoteEmbeddingSpec, shards: int, seed: int = 0) -> torch.Tensor:
@@ -23,7 +23,7 @@ def filled(spec: hp.RemoteEmbeddingSpec, shards: int, seed: int = 0) -> torch.Te
     for index in range(shards):
         num_rows = len(range(index, spec.num_embeddings, shards))
         rows = torch.empty(num_rows, spec.embedding_dim)
-        initial_values.fill(rows, spec, SlabPart("t", index, shards, 0, num_rows), seed)
+        initial_values.fill(rows, spec, SlabPart("t", index, shards, 0, 0, num_rows), seed)
         table[index::shards] = rows
     return table
 
@@ -57,8 +57,8 @@ def test_a_users_initialiser_and_a_derived_seed() -> None:
 
 def slab(rows: int, dim: int, optimizer: hp.optim.SparseOptimizerSettings) -> Slab:
     spec = hp.RemoteEmbeddingSpec("t", num_embeddings=rows, embedding_dim=dim, seed=3)
-    layout = SlabLayout(dim, (SlabPart("t", 0, 1, 0, rows),))
-    return Slab(layout, {"t": spec}, optimizer, 0)
+    kind = SlabKind(dim, torch.float32, optimizer, None, 2.0, "")
+    return Slab(SlabLayout(kind, (SlabPart("t", 0, 1, 0, 0, rows),)), {"t": spec}, 0)
 
 
 @pytest.mark.parametrize("dim", [4, 40])
@@ -87,7 +87,7 @@ def test_one_update_equals_torchs(dim: int, bags: bool, optimizer) -> None:
     )
     torch_optimizer.step()
     before = table.weight.clone()
-    table.apply(pushes, 0.5, num_trainers=2)
+    table.apply(pushes, lr=0.5, divisor=2, t=1)
     torch.testing.assert_close(table.weight, weight.detach(), atol=1e-6, rtol=1e-6)
     assert torch.equal(table.weight[10:], before[10:])
     if "sum" in table.state:
@@ -99,6 +99,6 @@ def test_an_update_of_nothing() -> None:
     table = slab(4, 2, hp.optim.Adagrad())
     before = table.weight.clone()
     empty = SlabLookup(torch.empty(0, dtype=torch.int64), torch.tensor([0, 0]))
-    table.apply([SlabPush(empty, torch.ones(2, 2))], 0.1, num_trainers=1)
+    table.apply([SlabPush(empty, torch.ones(2, 2))], lr=0.1, divisor=1, t=1)
     assert torch.equal(table.weight, before)
     assert table.lookup(empty).tolist() == [[0.0, 0.0], [0.0, 0.0]]

@@ -20,8 +20,8 @@ def spec(name: str = "t", **changes: object) -> hp.RemoteEmbeddingSpec:
         (lambda: spec(""), "needs a name"),
         (lambda: spec(num_embeddings=0), "num_embeddings=0. Give a whole number of at least 1"),
         (lambda: spec(embedding_dim=1.5), "embedding_dim=1.5"),
-        (lambda: spec(mode="avg"), "mode='avg'. Choose one of 'sum', 'mean', None"),
-        (lambda: spec(sharding="rows"), "sharding='rows'. Choose one of"),
+        (lambda: spec(mode="avg"), "mode='avg'. Give one of 'sum', 'mean', 'max', None"),
+        (lambda: spec(sharding="rows"), "sharding='rows'. Give one of"),
         (lambda: spec(features="ab"), r"features=\('ab',\)"),
         (lambda: specs_by_feature((spec(), spec())), "Two specs are named 't'"),
         (

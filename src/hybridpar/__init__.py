@@ -21,8 +21,9 @@ from hybridpar.launch.launcher import RoleLauncher, launch
 from hybridpar.launch.roles import Roles
 from hybridpar.specs import RemoteEmbeddingSpec
 from hybridpar.trainer.context import TrainerContext
-from hybridpar.trainer.loop import FitResult, TrainerLoop
+from hybridpar.trainer.loop import TrainerLoop
 from hybridpar.trainer.model import HybridModel
+from hybridpar.trainer.progress import FitResult
 from hybridpar.trainer.sparse_optimizer import SparseOptimizer
 
 __version__ = "0.1.0"

@@ -12,7 +12,7 @@ from hybridpar import __version__, demo
 from hybridpar.errors import HybridParError
 from hybridpar.launch.launcher import RoleLauncher
 from hybridpar.launch.roles import Roles
-from hybridpar.trainer.loop import FitResult
+from hybridpar.trainer.progress import FitResult
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -18,8 +18,9 @@ from hybridpar import optim
 from hybridpar.features import FeatureValue
 from hybridpar.specs import RemoteEmbeddingSpec
 from hybridpar.trainer.context import TrainerContext
-from hybridpar.trainer.loop import FitResult, TrainerLoop
+from hybridpar.trainer.loop import TrainerLoop
 from hybridpar.trainer.model import HybridModel
+from hybridpar.trainer.progress import FitResult
 
 NUM_CLASSES = 8
 LEARNING_RATE = 0.05

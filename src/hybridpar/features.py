@@ -1,4 +1,4 @@
-"""The ids of one feature of one batch, checked on the trainer and brought into one form: bags.
+"""The ids of one feature of one batch, checked on the trainer and brought into one form.
 
 Shapes: N ids, B bags, L ids a bag where every bag has the same length.
 """
@@ -14,8 +14,10 @@ from torch import Tensor
 from hybridpar.errors import InputError
 from hybridpar.specs import RemoteEmbeddingSpec
 
-FeatureValue: TypeAlias = Tensor | tuple[Tensor, Tensor]
-"""What ``sparse_inputs`` gives for a feature: ``ids`` (N,) or (B, L), or ``(ids, offsets)``."""
+FeatureValue: TypeAlias = Tensor | tuple[Tensor | None, ...]
+"""What ``sparse_inputs`` gives for a table's feature: ``ids`` of shape (N,), (B, L) or jagged;
+``(ids, offsets)``; or ``(ids, offsets, per_sample_weights)``, with offsets None for (B, L) ids. For
+a hosted module's feature: its forward's argument, or a tuple of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +27,12 @@ class Bags:
     Attributes:
         indices: (N,) int64, on the CPU.
         offsets: (B,) int64, on the CPU.
-        one_each: whether every bag holds exactly one id, so that N equals B.
+        one_each: whether every bag is known to hold exactly one id, so that N equals B.
     """
 
     indices: Tensor
     offsets: Tensor
-    one_each: bool
+    one_each: bool = False
 
     @property
     def num_bags(self) -> int:
@@ -42,6 +44,25 @@ class Bags:
         return bag_lengths(self.offsets, self.indices.numel())
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedFeature:
+    """One feature's ids, padding taken out, and what is left to do with their rows.
+
+    Attributes:
+        bags: the ids.
+        weights: (N,) per-sample weights of the ids, on their own device; None for none.
+        kept: (N,) positions of the ids among those given; None if none was padding.
+        shape: shape of the ids as given, for the rows of a table with mode None.
+        jagged: the nested tensor that the ids came as, for a result of the same form; else None.
+    """
+
+    bags: Bags
+    weights: Tensor | None
+    kept: Tensor | None
+    shape: tuple[int, ...]
+    jagged: Tensor | None
+
+
 def bag_lengths(offsets: Tensor, num_indices: int) -> Tensor:
     """How many ids each bag holds, from the (B,) start offsets and N: (B,) int64."""
     ends = torch.empty_like(offsets)
@@ -51,49 +72,75 @@ def bag_lengths(offsets: Tensor, num_indices: int) -> Tensor:
     return ends.sub_(offsets)
 
 
-def to_bags(feature: str, spec: RemoteEmbeddingSpec, value: object, where: str) -> Bags:
-    """One feature's ids as checked bags.
+def check(feature: str, spec: RemoteEmbeddingSpec, value: object, where: str) -> CheckedFeature:
+    """One feature's ids, checked.
 
     Args:
         feature: the feature's name, for messages.
         spec: the table that it reads.
-        value: ``ids`` of shape (N,), one id a sample; ``ids`` of shape (B, L), L ids a bag; or the
-            pair ``(ids (N,), offsets (B,))``, as :class:`torch.nn.EmbeddingBag` takes it. int32 or
-            int64, on any device.
-        where: who is asking, such as ``"trainer1 (step 17)"``, for messages.
+        value: see `FeatureValue`. Ids and offsets are int32 or int64, on any device.
+        where: who is asking, such as ``"trainer1 (batch of step 17)"``, for messages.
 
     Raises:
-        InputError: if the value has the wrong type, shape or dtype, if an id is out of range, or
-            if the offsets do not start at 0, decrease, or pass the end.
+        InputError: if the value has the wrong type, shape or dtype, if an id is out of range, if
+            the offsets do not start at 0, decrease, or pass the end, or if weights do not fit.
     """
     what = f"Feature '{feature}' on {where}"
-    if isinstance(value, tuple) and len(value) == 2:
-        indices = _ids(f"{what}, ids", value[0], (1,))
-        offsets = _ids(f"{what}, offsets", value[1], (1,))
-        if spec.mode is None:
-            raise InputError(
-                f"{what} got (ids, offsets), but table '{spec.name}' has mode=None, which gives a "
-                "row for each id. Pass ids alone, or set mode='sum' or 'mean'."
-            )
-        _check_offsets(what, offsets, indices.numel())
-        one_each = False
-    else:
-        indices = _ids(what, value, (1,) if spec.mode is None else (1, 2))
-        width = 1 if indices.dim() == 1 else indices.shape[1]
-        num_bags = indices.shape[0]
-        one_each = width == 1
-        offsets = torch.arange(0, num_bags * width, width) if width else torch.zeros(num_bags)
-        indices, offsets = indices.reshape(-1), offsets.long()
-    _check_range(what, spec, indices)
-    return Bags(indices, offsets, one_each)
+    ids, offsets, weights = _parts(what, value)
+    jagged = ids if ids.is_nested else None
+    if jagged is not None:
+        ids, offsets = _jagged_parts(what, jagged, offsets)
+    shape = tuple(ids.shape)
+    bags = _flat_bags(what, ids) if offsets is None else _offset_bags(what, ids, offsets)
+    _check_range(what, spec, bags.indices)
+    if weights is not None:
+        weights = _check_weights(what, spec, weights, shape)
+    kept = None
+    if spec.padding_idx is not None:
+        bags, kept = _without(bags, spec.padding_idx)
+        weights = weights if weights is None or kept is None else weights[kept.to(weights.device)]
+    return CheckedFeature(bags, weights, kept, shape, jagged)
 
 
-def _ids(what: str, value: object, dims: tuple[int, ...]) -> Tensor:
-    if not isinstance(value, Tensor):
+def _parts(what: str, value: object) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    parts = value if isinstance(value, tuple) else (value,)
+    if not 1 <= len(parts) <= 3 or not isinstance(parts[0], Tensor):
+        kind = type(value).__name__
         raise InputError(
-            f"{what} is a {type(value).__name__}. Give a tensor of ids, or the pair "
-            "(ids, offsets) of tensors."
+            f"{what} is a {kind}. Give a tensor of ids, or the pair (ids, offsets), or "
+            "(ids, offsets, per_sample_weights)."
         )
+    ids, offsets, weights = (*parts, None, None)[:3]
+    for name, part in (("offsets", offsets), ("per_sample_weights", weights)):
+        if part is not None and not isinstance(part, Tensor):
+            raise InputError(f"{what}, {name} is a {type(part).__name__}. Give a tensor.")
+    return ids, offsets, weights
+
+
+def _jagged_parts(what: str, jagged: Tensor, offsets: Tensor | None) -> tuple[Tensor, Tensor]:
+    if offsets is not None or jagged.layout != torch.jagged or jagged.dim() != 2:
+        raise InputError(
+            f"{what} is a nested tensor of layout {jagged.layout} and {jagged.dim()} dimensions. "
+            "Give one of layout torch.jagged and shape (B, ragged), without offsets."
+        )
+    return jagged.values(), jagged.offsets()[:-1]  # type: ignore[attr-defined]
+
+
+def _flat_bags(what: str, ids: Tensor) -> Bags:
+    indices = _ids(what, ids, (1, 2))
+    num_bags, width = indices.shape[0], 1 if indices.dim() == 1 else indices.shape[1]
+    offsets = torch.arange(num_bags) * width
+    return Bags(indices.reshape(-1), offsets, one_each=width == 1)
+
+
+def _offset_bags(what: str, ids: Tensor, offsets: Tensor) -> Bags:
+    indices = _ids(f"{what}, ids", ids, (1,))
+    starts = _ids(f"{what}, offsets", offsets, (1,))
+    _check_offsets(what, starts, indices.numel())
+    return Bags(indices, starts)
+
+
+def _ids(what: str, value: Tensor, dims: tuple[int, ...]) -> Tensor:
     if value.dtype not in (torch.int64, torch.int32):
         raise InputError(f"{what} has dtype {value.dtype}. Give int64 or int32: ids.long().")
     if value.dim() not in dims:
@@ -134,3 +181,30 @@ def _check_range(what: str, spec: RemoteEmbeddingSpec, indices: Tensor) -> None:
             f"{what} got id {high}, but num_embeddings of table '{spec.name}' is "
             f"{spec.num_embeddings}. Raise num_embeddings or hash the ids."
         )
+
+
+def _check_weights(
+    what: str, spec: RemoteEmbeddingSpec, weights: Tensor, shape: tuple[int, ...]
+) -> Tensor:
+    if spec.mode != "sum":
+        raise InputError(
+            f"{what} got per_sample_weights, but table '{spec.name}' has mode={spec.mode!r}. They "
+            "go with mode='sum', as in torch."
+        )
+    if tuple(weights.shape) != shape or not weights.is_floating_point():
+        raise InputError(
+            f"{what}: per_sample_weights are {weights.dtype} of shape {tuple(weights.shape)}. Give "
+            f"a float tensor of the ids' shape, {shape}."
+        )
+    return weights.reshape(-1)
+
+
+def _without(bags: Bags, padding_idx: int) -> tuple[Bags, Tensor | None]:
+    """The bags without an id, and the positions of the ids that stay; None if all do."""
+    stays = bags.indices != padding_idx
+    kept = stays.nonzero().squeeze(1)
+    if kept.numel() == bags.indices.numel():
+        return bags, None
+    before = torch.zeros(stays.numel() + 1, dtype=torch.int64)
+    torch.cumsum(stays, 0, out=before[1:])
+    return Bags(bags.indices[kept], before[bags.offsets]), kept

@@ -1,4 +1,4 @@
-"""`Master`: places each model's tables on the servers, and knows when the job is over."""
+"""`Master`: places each model's tables, calls the roll where no server does, and ends the job."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from typing import Any
 
 from hybridpar.errors import HybridParError
 from hybridpar.gather import Gather
-from hybridpar.messages import ModelRequest, PlacedModel, ServedModel
-from hybridpar.sharding import make_plan
+from hybridpar.messages import ModelRequest, PlacedModel, ServedModel, TurnAnswer
+from hybridpar.optim import SparseOptimizerSettings
+from hybridpar.planner import make_plan
+from hybridpar.rollcall import RollCall
+from hybridpar.sharding import Plan
 from hybridpar.transport import Peer
 
 
 class Master:
-    """The job's one coordinator. It is asked at the start and at the end, never during a step.
+    """The job's one coordinator.
 
-    Its calls, by name: ``place``, ``finish``.
+    Its calls, by name: ``place`` and ``finish``, at the start and the end; ``take_turn`` and
+    ``close_epoch``, which say who takes part in a step where updates are applied on arrival and no
+    server gathers the trainers.
 
     Args:
         num_trainers: how many trainers there are.
@@ -29,6 +34,8 @@ class Master:
         self, num_trainers: int, connect: Callable[[], list[Peer]], timeout_s: float
     ) -> None:
         self._connect = connect
+        self._timeout_s = timeout_s
+        self._rounds: dict[int, RollCall] = {}
         self._trainers = range(num_trainers)
         self._requests: Gather[ModelRequest, PlacedModel | str] = Gather(
             "master", self._place, timeout_s
@@ -48,12 +55,21 @@ class Master:
         if method == "finish":
             self._finish(*args)
             return None
+        if method == "take_turn":
+            model_id, turn = args
+            joined, active = self._rounds[model_id].arrive(turn, opens=turn.step == 0)
+            return TurnAnswer(joined, active)
+        if method == "close_epoch":
+            model_id, rank, epoch = args
+            return self._rounds[model_id].close(rank, epoch)
         raise HybridParError(f"master has no call '{method}' (asked by {peer}).")
 
     def lose(self, peer: str, why: str) -> None:
         """A trainer's connection has ended, and it will not come any more."""
         rank = int(peer.removeprefix("trainer"))
         self._requests.leave(rank, f"{peer} {why}")
+        for rounds in self._rounds.values():
+            rounds.leave(rank, f"{peer} {why}")
         with self._changed:
             self._left.add(rank)
             self._changed.notify_all()
@@ -88,36 +104,50 @@ class Master:
             if difference:
                 return (
                     f"trainer0 and trainer{rank} build different models: {difference}. Every "
-                    "trainer must build the same tables with the same sparse optimizer."
+                    "trainer must build the same tables, optimizers and consistency."
                 )
         servers = self._connect()
         try:
-            plan = make_plan(first.specs, len(servers), first.settings)
+            plan = make_plan(first.specs, len(servers))
             self._models += 1
-            replies = []
-            for server, layouts in zip(servers, plan.slabs, strict=True):
-                tables = {part.table for layout in layouts for part in layout.parts}
-                served = ServedModel(
-                    model_id=self._models,
-                    specs=tuple(spec for spec in first.specs if spec.name in tables),
-                    layouts=layouts,
-                    settings=first.settings,
-                    seed=first.seed,
-                    num_trainers=len(requests),
-                )
-                replies.append(server.send("create", served))
-            for reply in replies:
-                reply.wait()
+            replies = [
+                server.send("create", self._served(rank, plan, first))
+                for rank, server in enumerate(servers)
+            ]
+            module_lrs = {name: lrs for reply in replies for name, lrs in reply.wait().items()}
         finally:
             for server in servers:
                 server.close()
-        return PlacedModel(self._models, plan)
+        self._rounds[self._models] = RollCall(
+            "master", len(self._trainers), self._timeout_s, lambda _: None
+        )
+        return PlacedModel(self._models, plan, module_lrs)
+
+    def _served(self, rank: int, plan: Plan, request: ModelRequest) -> ServedModel:
+        """What one server holds of a model."""
+        layouts = plan.slabs[rank]
+        modules = tuple(name for name, server in plan.modules.items() if server == rank)
+        names = {part.table for layout in layouts for part in layout.parts}.union(modules)
+        return ServedModel(
+            model_id=self._models,
+            specs=tuple(spec for spec in request.specs if spec.name in names),
+            layouts=layouts,
+            modules=modules,
+            request=dataclasses.replace(request, specs=()),
+            num_trainers=len(self._trainers),
+        )
+
+
+# Values that need not be equal to be the same once they have crossed from another process.
+_INCOMPARABLE = ("init", "module", "args", "kwargs")
 
 
 def _difference(first: ModelRequest, other: ModelRequest) -> str:
     """What two requests disagree on, seeds left aside; empty if nothing."""
-    if first.settings != other.settings:
-        return f"sparse optimizer {first.settings!r} against {other.settings!r}"
+    for name in ("asynchronous", "staleness", "divide"):
+        values = getattr(first, name), getattr(other, name)
+        if values[0] != values[1]:
+            return f"{name} {values[0]!r} against {values[1]!r}"
     names = [spec.name for spec in first.specs]
     other_names = [spec.name for spec in other.specs]
     if names != other_names:
@@ -125,7 +155,11 @@ def _difference(first: ModelRequest, other: ModelRequest) -> str:
     for mine, theirs in zip(first.specs, other.specs, strict=True):
         for field in dataclasses.fields(mine):
             values = getattr(mine, field.name), getattr(theirs, field.name)
-            if field.name != "init" and values[0] != values[1]:
+            if field.name in _INCOMPARABLE:
+                continue
+            if field.name == "optimizer" and not isinstance(values[0], SparseOptimizerSettings):
+                continue
+            if values[0] != values[1]:
                 what = f"{field.name} {values[0]!r} against {values[1]!r}"
                 return f"table '{mine.name}' has {what}"
     return ""

@@ -1,16 +1,14 @@
 """What trainers, servers and the master say to each other.
 
-Shapes: N ids, B bags, D columns, U rows.
+Shapes: N ids, B bags, D columns.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from hybridpar.optim import SparseOptimizerSettings
 from hybridpar.sharding import Plan, SlabLayout
 from hybridpar.specs import RemoteEmbeddingSpec
 
@@ -29,6 +27,56 @@ class SlabLookup:
 
 
 @dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One forward of a hosted module.
+
+    Attributes:
+        module: its name.
+        feature: what the output is for.
+        inputs: the forward's arguments, on the CPU.
+        train: whether in training mode.
+        call: number under which the graph is kept for a gradient; None if none will come.
+    """
+
+    module: str
+    feature: str
+    inputs: tuple[Tensor, ...]
+    train: bool
+    call: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lookups:
+    """What one trainer wants of one server for one batch.
+
+    Attributes:
+        rank: the trainer's rank.
+        slabs: one lookup a slab, None where it needs no row.
+        modules: the forwards.
+    """
+
+    rank: int
+    slabs: tuple[SlabLookup | None, ...]
+    modules: tuple[ModuleCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The answer to `Lookups`.
+
+    Attributes:
+        slabs: for each slab the (B, D) float32 sums of the bags, None where nothing was asked.
+        modules: the forwards' outputs.
+        behind: for each trainer's step that the rows were read for, how many steps of the slowest
+            trainer they lack; 0 in sync mode.
+    """
+
+    slabs: tuple[Tensor | None, ...]
+    modules: tuple[Tensor, ...] = ()
+    behind: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SlabPush:
     """The gradient of one earlier lookup: ``lookup``'s bags, and (B, D) float32 ``grads``."""
 
@@ -36,14 +84,13 @@ class SlabPush:
     grads: Tensor
 
 
-Lookups: TypeAlias = tuple[SlabLookup | None, ...]
-"""One trainer's lookups of one step on one server: one a slab, None where it needs no row."""
+@dataclass(frozen=True, slots=True)
+class ModulePush:
+    """The gradient of one earlier forward's output."""
 
-Pooled: TypeAlias = tuple[Tensor | None, ...]
-"""The answer: for each slab, the (B, D) sums of the bags, None where nothing was asked."""
-
-Pushes: TypeAlias = tuple[tuple[SlabPush, ...], ...]
-"""One trainer's gradients of one step for one server: for each slab, one push a lookup."""
+    module: str
+    call: int
+    grad: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,66 +98,92 @@ class Update:
     """One trainer's part of one training step, on one server.
 
     Attributes:
-        pushes: its gradients.
+        slabs: for each slab, the gradients: one push a lookup.
+        modules: the gradients of hosted modules' outputs.
         lrs: for each slab, the learning rate in force.
+        module_lrs: for each hosted module, the learning rates of its optimizer's groups.
+        scales: for each slab, what its gradient is multiplied by before the rule; None for 1.
+        skip: whether this trainer asks that nobody's gradients of this step be applied.
     """
 
-    pushes: Pushes
+    slabs: tuple[tuple[SlabPush, ...], ...]
+    modules: tuple[ModulePush, ...]
     lrs: tuple[float, ...]
+    module_lrs: dict[str, list[float]] = field(default_factory=dict)
+    scales: tuple[float, ...] | None = None
+    skip: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One trainer's part in one round that all trainers join; each server gathers it.
+    """One trainer's part in one round that all trainers join.
 
     Attributes:
         rank: the trainer's rank.
-        epoch: counts the passes over the data, from 1.
-        step: counts the rounds of an epoch: 0 opens it, with nothing to push.
+        epoch: counts the passes over the data, from 1; 0 in a loop by hand.
+        step: counts the rounds of an epoch; 0 opens it, with nothing to push.
+        more: whether this trainer takes part in the next round of the epoch.
         update: the gradients of the step just computed; None when opening an epoch.
         lookups: the rows wanted back, for the trainer's next step.
-        more: whether this trainer takes part in the next round of the epoch.
     """
 
     rank: int
     epoch: int
     step: int
-    update: Update | None
-    lookups: Lookups
     more: bool
+    update: Update | None = None
+    lookups: Lookups | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TurnAnswer:
-    """What a server answers to a turn, once all have come and the update is applied.
+    """The answer to a turn, once all have come and the update is applied.
 
     Attributes:
-        pooled: the rows asked for, after the update.
         joined: ranks that were in this round.
         active: ranks that take part in the next round of the epoch.
+        pooled: the rows asked for, after the update.
     """
 
-    pooled: Pooled
     joined: tuple[int, ...]
     active: tuple[int, ...]
+    pooled: Pooled | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """What a trainer tells the master of the model it built."""
+    """What a trainer tells the master of the model it built.
+
+    Attributes:
+        rank: the trainer's rank.
+        specs: the tables, each with its optimizer filled in, and the modules.
+        seed: what tables without a seed of their own derive theirs from.
+        asynchronous: whether gradients are applied on arrival.
+        staleness: how many steps the rows may be behind; None for no bound.
+        divide: whether a gradient applied on arrival is divided by the number of trainers.
+    """
 
     rank: int
     specs: tuple[RemoteEmbeddingSpec, ...]
-    settings: SparseOptimizerSettings
     seed: int
+    asynchronous: bool = False
+    staleness: int | None = None
+    divide: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedModel:
-    """What the master answers: the number it gave the model, and where its tables are."""
+    """What the master answers.
+
+    Attributes:
+        model_id: the number it gave the model.
+        plan: where its tables are.
+        module_lrs: for each hosted module, the learning rates of its optimizer's groups.
+    """
 
     model_id: int
     plan: Plan
+    module_lrs: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +193,6 @@ class ServedModel:
     model_id: int
     specs: tuple[RemoteEmbeddingSpec, ...]
     layouts: tuple[SlabLayout, ...]
-    settings: SparseOptimizerSettings
-    seed: int
+    modules: tuple[str, ...]
+    request: ModelRequest
     num_trainers: int

@@ -1,83 +1,161 @@
-"""`RemoteEmbeddingSpec`: what a user says of one embedding table that lives on the servers."""
+"""`RemoteEmbeddingSpec`: what a user says of one table, or module, that lives on the servers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
-from typing import Literal, TypeAlias
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal, TypeAlias
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from hybridpar.errors import SpecError
+from hybridpar.optim import SparseOptimizerSettings
 
-Mode: TypeAlias = Literal["sum", "mean"]
-Sharding: TypeAlias = Literal["table_wise", "row_wise"]
+Mode: TypeAlias = Literal["sum", "mean", "max"]
+Sharding: TypeAlias = Literal["table_wise", "row_wise", "column_wise"]
 Initializer: TypeAlias = Callable[[Tensor], object]
+InitialValues: TypeAlias = "Initializer | Tensor | str | os.PathLike[str]"
+ModuleOptimizer: TypeAlias = Callable[[Any], torch.optim.Optimizer]
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteEmbeddingSpec:
-    """One embedding table, kept on the parameter servers as float32.
+    """One embedding table on the parameter servers; or, with ``module``, any module there.
 
     Args:
         name: the table's name, unique in its model.
         num_embeddings: number of rows; ids run from 0 to ``num_embeddings - 1``.
         embedding_dim: number of columns.
-        mode: ``"sum"`` or ``"mean"`` pools each bag of ids into one row, as
-            :class:`torch.nn.EmbeddingBag` does; None gives the row of each id, as
+        mode: ``"sum"``, ``"mean"`` or ``"max"`` pools each bag of ids into one row, as
+            :class:`torch.nn.EmbeddingBag` does; None gives every id's row, as
             :class:`torch.nn.Embedding` does.
         features: names under which ``sparse_inputs`` gives ids for this table; by default one
             feature, of the table's own name. Several features may share a table.
-        sharding: ``"table_wise"`` keeps the table on one server, ``"row_wise"`` spreads its rows
-            over all of them; None leaves the choice to the plan.
-        init: fills a tensor of shape (rows, embedding_dim) in place, like the functions of
-            :mod:`torch.nn.init`; called on one block of whole rows after another, from row 0 up.
-            None draws from N(0, 1), as torch does.
+        padding_idx: an id that counts as no id: its row stays zero, pools skip it, and it gets no
+            gradient. Negative counts from the end.
+        max_norm: a looked-up row with a larger norm is scaled down to it first, on the server, as
+            torch does. Keeps the table from being spread column-wise.
+        norm_type: the p of that norm.
+        dtype: how the servers store the rows: float32, float16 or bfloat16. Whatever it is, rows
+            travel, pool and are updated as float32, and optimizer state is float32.
+        init: the values to start from: a function that fills a tensor of shape (rows,
+            embedding_dim) in place, like those of :mod:`torch.nn.init`, called on one block of
+            whole rows after another, from row 0 up; or a tensor of shape (num_embeddings,
+            embedding_dim); or the path of a file that every server can read, in which
+            :func:`torch.save` wrote one. None draws from N(0, 1), as torch does.
         seed: the initial values are those of ``torch.manual_seed(seed)`` followed by
-            ``torch.nn.EmbeddingBag(num_embeddings, embedding_dim)``, however many servers there
-            are. None derives a seed from trainer 0's ``torch.initial_seed()`` and the name.
+            ``torch.nn.EmbeddingBag(num_embeddings, embedding_dim)``, or by building the module,
+            however many servers there are. None derives a seed from trainer 0's
+            ``torch.initial_seed()`` and the name.
+        sharding: ``"table_wise"`` keeps the table on one server, ``"row_wise"`` spreads its rows
+            over all of them, ``"column_wise"`` its columns; None leaves the choice to the plan.
+        pooling_factor: about how many ids a sample has. None lets the plan go by bytes alone.
+        optimizer: for a table, settings from :mod:`hybridpar.optim` that take the place of the
+            model's; for a module, a function from its parameters to a torch optimizer.
+        trainable: False freezes it from the start; :meth:`HybridModel.freeze` and
+            :meth:`~HybridModel.unfreeze` change that later.
+        module: a class of :class:`torch.nn.Module`, or a function that returns one. A server
+            builds ``module(*args, **kwargs)``, runs its forward on what ``sparse_inputs`` gives
+            for the feature, takes the gradient back, and steps its optimizer.
+        args: for ``module``.
+        kwargs: for ``module``.
 
     Raises:
-        SpecError: if a value is out of its range.
+        SpecError: if a value is out of its range, or does not go with another.
 
     Example:
         >>> RemoteEmbeddingSpec("item", num_embeddings=1000, embedding_dim=64, mode="sum").features
         ('item',)
+        >>> tower = RemoteEmbeddingSpec("tower", module=torch.nn.Linear, args=(8, 4),
+        ...                             optimizer=torch.optim.Adam)
     """
 
     name: str
     _: KW_ONLY
-    num_embeddings: int
-    embedding_dim: int
+    num_embeddings: int = 0
+    embedding_dim: int = 0
     mode: Mode | None = None
     features: tuple[str, ...] = ()
-    sharding: Sharding | None = None
-    init: Initializer | None = None
+    padding_idx: int | None = None
+    max_norm: float | None = None
+    norm_type: float = 2.0
+    dtype: torch.dtype = torch.float32
+    init: InitialValues | None = field(default=None, compare=False)
     seed: int | None = None
+    sharding: Sharding | None = None
+    pooling_factor: float | None = None
+    optimizer: SparseOptimizerSettings | ModuleOptimizer | None = None
+    trainable: bool = True
+    module: Callable[..., nn.Module] | None = None
+    args: tuple[Any, ...] = field(default=(), compare=False)
+    kwargs: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if not self.name:
             raise SpecError("A RemoteEmbeddingSpec needs a name that is not empty.")
+        features: object = self.features
+        if isinstance(features, str):
+            self._refuse("features", f"a tuple of names, such as features=({features!r},)")
+        object.__setattr__(self, "features", tuple(self.features) or (self.name,))
+        object.__setattr__(self, "kwargs", dict(self.kwargs))
+        if self.module is not None:
+            self._check_module()
+        else:
+            self._check_table()
+
+    def _check_table(self) -> None:
         for what in ("num_embeddings", "embedding_dim"):
             value = getattr(self, what)
             if not isinstance(value, int) or value < 1:
-                raise SpecError(
-                    f"Table '{self.name}' got {what}={value!r}. Give a whole number of at least 1."
-                )
-        self._choice("mode", self.mode, ("sum", "mean", None))
-        self._choice("sharding", self.sharding, ("table_wise", "row_wise", None))
-        features: object = self.features
-        if isinstance(features, str):
+                self._refuse(what, "a whole number of at least 1")
+        self._choice("mode", ("sum", "mean", "max", None))
+        self._choice("sharding", ("table_wise", "row_wise", "column_wise", None))
+        self._choice("dtype", _DTYPES)
+        if self.args or self.kwargs:
+            self._refuse("args", "them together with module=, which they are for")
+        if self.padding_idx is not None:
+            if not -self.num_embeddings <= self.padding_idx < self.num_embeddings:
+                self._refuse("padding_idx", f"an id within the {self.num_embeddings} rows")
+            object.__setattr__(self, "padding_idx", self.padding_idx % self.num_embeddings)
+        if self.max_norm is not None and not self.max_norm > 0:
+            self._refuse("max_norm", "a number above 0")
+        if self.pooling_factor is not None and not self.pooling_factor > 0:
+            self._refuse("pooling_factor", "a number above 0: about how many ids a sample has")
+        optimizer: object = self.optimizer
+        if optimizer is not None and not isinstance(optimizer, SparseOptimizerSettings):
+            self._refuse("optimizer", "settings such as hybridpar.optim.Adagrad(lr=0.05)")
+        shape = (self.num_embeddings, self.embedding_dim)
+        if isinstance(self.init, Tensor) and tuple(self.init.shape) != shape:
             raise SpecError(
-                f"Table '{self.name}' got features={features!r}. Give a tuple of names, "
-                f"such as features=({features!r},)."
+                f"Table '{self.name}' got init of shape {tuple(self.init.shape)}. Give a tensor of "
+                f"shape {shape}, its num_embeddings and embedding_dim."
             )
-        object.__setattr__(self, "features", tuple(self.features) or (self.name,))
 
-    def _choice(self, what: str, value: object, choices: tuple[object, ...]) -> None:
-        if value not in choices:
-            known = ", ".join(map(repr, choices))
-            raise SpecError(f"Table '{self.name}' got {what}={value!r}. Choose one of {known}.")
+    def _check_module(self) -> None:
+        if not callable(self.module):
+            self._refuse("module", "a class of torch.nn.Module, or a function that returns one")
+        optimizer: object = self.optimizer
+        if isinstance(optimizer, SparseOptimizerSettings) or not callable(optimizer):
+            self._refuse(
+                "optimizer", "a function of its parameters, such as torch.optim.Adam, for a module"
+            )
+        defaults = {"num_embeddings": 0, "embedding_dim": 0, "mode": None, "padding_idx": None,
+                    "max_norm": None, "init": None, "sharding": None}  # fmt: skip
+        for what, default in defaults.items():
+            if getattr(self, what) != default:
+                self._refuse(what, "it to the module itself, by args or kwargs")
+
+    def _choice(self, what: str, choices: tuple[object, ...]) -> None:
+        if getattr(self, what) not in choices:
+            self._refuse(what, "one of " + ", ".join(map(repr, choices)))
+
+    def _refuse(self, what: str, wanted: str) -> None:
+        kind = "Table" if self.module is None else "Module"
+        raise SpecError(f"{kind} '{self.name}' got {what}={getattr(self, what)!r}. Give {wanted}.")
 
 
 def specs_by_feature(specs: tuple[RemoteEmbeddingSpec, ...]) -> dict[str, RemoteEmbeddingSpec]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from hybridpar.errors import SpecError
 from hybridpar.sharding import SlabPart
 from hybridpar.specs import RemoteEmbeddingSpec
 
@@ -16,39 +19,73 @@ _DRAW = 16
 _BLOCK_VALUES = 1 << 20
 
 
-def seed_of(spec: RemoteEmbeddingSpec, model_seed: int) -> int:
-    """The seed of a table: its spec's, or one derived from the model's seed and its name."""
-    if spec.seed is not None:
-        return spec.seed
-    digest = hashlib.blake2b(f"{model_seed}/{spec.name}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1  # 63 bits: torch takes a signed seed
+@contextmanager
+def seeded(spec: RemoteEmbeddingSpec, model_seed: int) -> Iterator[None]:
+    """Within it torch's global generator is seeded for a spec; after it, it is as it was.
+
+    The seed is the spec's own, or one derived from the model's seed and the spec's name.
+    """
+    seed = spec.seed
+    if seed is None:
+        digest = hashlib.blake2b(f"{model_seed}/{spec.name}".encode(), digest_size=8).digest()
+        seed = int.from_bytes(digest, "big") >> 1  # 63 bits: torch takes a signed seed
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 def fill(rows: Tensor, spec: RemoteEmbeddingSpec, part: SlabPart, model_seed: int) -> None:
     """Give one shard its initial values.
 
-    Draws the whole table block by block, as one process would, and keeps this shard's rows, so
-    that the memory it needs is one block. torch's global generator is left as it was.
+    Goes through the whole table block by block, as one process would, and keeps this shard's
+    values, so that the memory it needs is one block.
 
     Args:
-        rows: (part.num_rows, embedding_dim) float32, filled in place.
+        rows: (part.num_rows, columns of the shard), filled in place.
         spec: the table.
-        part: which of its rows these are.
+        part: which of its rows and columns these are.
         model_seed: the seed that tables without a seed of their own derive theirs from.
+
+    Raises:
+        SpecError: if a file of values has the wrong shape.
     """
-    init = spec.init or nn.init.normal_
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed_of(spec, model_seed))
-        for start, stop in _blocks(spec.num_embeddings, spec.embedding_dim):
+    columns = slice(part.first_column, part.first_column + rows.shape[1])
+    with torch.no_grad(), seeded(spec, model_seed):
+        for start, block in _blocks(spec):
+            skip = (part.row_shard - start) % part.num_row_shards
+            mine = block[skip :: part.num_row_shards, columns]
+            first = (start + skip) // part.num_row_shards
+            rows[first : first + len(mine)] = mine
+        if spec.padding_idx is not None:
+            local, shard = divmod(spec.padding_idx, part.num_row_shards)
+            if shard == part.row_shard:
+                rows[local] = 0.0
+
+
+def _blocks(spec: RemoteEmbeddingSpec) -> Iterator[tuple[int, Tensor]]:
+    """The table's values, block after block of whole rows, each with its first row."""
+    if spec.init is None or callable(spec.init):
+        init = spec.init or nn.init.normal_
+        for start, stop in _ranges(spec.num_embeddings, spec.embedding_dim):
             block = torch.empty(stop - start, spec.embedding_dim)
             init(block)
-            skip = (part.shard_index - start) % part.num_shards
-            mine = block[skip :: part.num_shards]
-            first = (start + skip) // part.num_shards
-            rows[first : first + len(mine)] = mine
+            yield start, block
+        return
+    values = spec.init
+    if not isinstance(values, Tensor):
+        values = torch.load(values, mmap=True, weights_only=True, map_location="cpu")
+    shape = (spec.num_embeddings, spec.embedding_dim)
+    if not isinstance(values, Tensor) or tuple(values.shape) != shape:
+        got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise SpecError(
+            f"Table '{spec.name}': the file {spec.init} holds {got}. Save one tensor of shape "
+            f"{shape} in it, with torch.save."
+        )
+    for start, stop in _ranges(spec.num_embeddings, spec.embedding_dim):
+        yield start, values[start:stop]
 
 
-def _blocks(num_rows: int, dim: int) -> list[tuple[int, int]]:
+def _ranges(num_rows: int, dim: int) -> list[tuple[int, int]]:
     """Row ranges of about `_BLOCK_VALUES` values, none of them under `_DRAW` unless alone."""
     size = max(_DRAW, _BLOCK_VALUES // dim // _DRAW * _DRAW)
     starts = list(range(0, num_rows, size))

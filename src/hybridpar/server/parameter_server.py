@@ -1,25 +1,24 @@
-"""`ParameterServer`: holds slabs, answers lookups, gathers the trainers' turns and applies them."""
+"""`ParameterServer`: answers the calls of the trainers, and of the master, on its models."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import Tensor
 
 from hybridpar.errors import HybridParError
 from hybridpar.gather import Gather
-from hybridpar.messages import Lookups, Pooled, ServedModel, Turn, TurnAnswer
-from hybridpar.server.slab import Slab
-
-_Ranks: TypeAlias = tuple[int, ...]
+from hybridpar.messages import Lookups, Pooled, ServedModel, Turn, TurnAnswer, Update
+from hybridpar.rollcall import Ranks, RollCall
+from hybridpar.server.clocks import Clocks
+from hybridpar.server.model_shard import ModelShard
 
 
 class ParameterServer:
     """The one parameter server of a server process.
 
-    Its calls, by name: ``create``, ``lookup``, ``take_turn``, ``close_epoch``, ``read``, ``stop``.
+    The master calls ``create`` and ``stop``; trainers call the public methods of `_Service`.
 
     Args:
         name: the process's name, such as ``"ps0"``.
@@ -29,30 +28,22 @@ class ParameterServer:
     def __init__(self, name: str, timeout_s: float) -> None:
         self._name = name
         self._timeout_s = timeout_s
-        self._models: dict[int, _Tables] = {}
+        self._services: dict[int, _Service] = {}
         self._stop_asked = False
         self.stopped = threading.Event()
 
     def handle(self, peer: str, method: str, args: tuple[Any, ...]) -> object:
         """Answer one call of one peer."""
         if method == "create":
-            (served,) = args
-            self._models[served.model_id] = _Tables(served, self._name, self._timeout_s)
-            return None
+            return self._create(*args)
         if method == "stop":
             self._stop_asked = True
             return None
         model_id, *rest = args
-        tables = self._models[model_id]
-        if method == "lookup":
-            return tables.lookup(*rest)
-        if method == "take_turn":
-            return tables.take_turn(*rest)
-        if method == "close_epoch":
-            return tables.close_epoch(*rest)
-        if method == "read":
-            return tables.read(*rest)
-        raise HybridParError(f"{self._name} has no call '{method}' (asked by {peer}).")
+        call = getattr(self._services[model_id], method, None)
+        if method.startswith("_") or call is None:
+            raise HybridParError(f"{self._name} has no call '{method}' (asked by {peer}).")
+        return call(*rest)
 
     def lose(self, peer: str, why: str) -> None:
         """A peer's connection has ended: whoever waits for that trainer is told ``why``.
@@ -62,61 +53,85 @@ class ParameterServer:
         if peer == "master" and self._stop_asked:
             self.stopped.set()
         if peer.startswith("trainer"):
-            for tables in self._models.values():
-                tables.leave(int(peer.removeprefix("trainer")), f"{peer} {why}")
+            for service in self._services.values():
+                service.lose(int(peer.removeprefix("trainer")), f"{peer} {why}")
+
+    def _create(self, served: ServedModel) -> dict[str, list[float]]:
+        """Hold a model's part; returns the learning rates of its hosted modules."""
+        service = _Service(served, self._name, self._timeout_s)
+        self._services[served.model_id] = service
+        return service.module_lrs
 
 
-class _Tables:
-    """One model's slabs on this server, and the rounds in which its trainers update them."""
+class _Service:
+    """The calls on one model. Each trainer calls on a thread of its own."""
 
     def __init__(self, served: ServedModel, server: str, timeout_s: float) -> None:
-        specs = {spec.name: spec for spec in served.specs}
-        self._slabs = [
-            Slab(layout, specs, served.settings, served.seed) for layout in served.layouts
-        ]
-        self._all = tuple(range(served.num_trainers))
-        self._joined: _Ranks = self._all  # ranks of the last round
-        self._active: _Ranks = ()  # ranks of the next round of an epoch under way
-        self._turns: Gather[Turn, tuple[_Ranks, _Ranks]] = Gather(server, self._apply, timeout_s)
-        self._closings: Gather[None, _Ranks] = Gather(server, lambda _: self._joined, timeout_s)
+        request, trainers = served.request, served.num_trainers
+        self._shard = ModelShard(served)
+        self._asynchronous = request.asynchronous
+        self._divisor = trainers if request.divide else 1
+        self._rounds = RollCall(server, trainers, timeout_s, self._apply)
+        self._clocks = Clocks(server, trainers, request.staleness, timeout_s)
+        self._norms: Gather[Update, tuple[float, ...]] = Gather(
+            server, lambda updates: self._shard.gradient_squares(updates, len(updates)), timeout_s
+        )
+        self.module_lrs = self._shard.module_lrs
 
     def lookup(self, lookups: Lookups) -> Pooled:
-        return tuple(
-            None if lookup is None else slab.lookup(lookup)
-            for slab, lookup in zip(self._slabs, lookups, strict=True)
-        )
+        """Rows as they are now."""
+        return self._shard.lookup(lookups)
+
+    def lookup_for(self, step: int, lookups: Lookups) -> Pooled:
+        """Rows for a step, beside updates on arrival: no further behind than the bound."""
+        behind = self._clocks.wait(step)
+        with self._shard.lock:
+            return self._shard.lookup(lookups, behind)
 
     def take_turn(self, turn: Turn) -> TurnAnswer:
-        key = f"step {turn.step}" + (f" of epoch {turn.epoch}" if turn.epoch else "")
-        opening = turn.update is None
-        joined, active = self._turns.arrive(
-            key, turn.rank, turn, lambda: self._expected(opening=opening)
-        )
+        """Join a round of sync mode: when all have come, step once; then look up."""
+        joined, active = self._rounds.arrive(turn, opens=turn.update is None)
         # Outside the round, each trainer on its own thread. The rows cannot change meanwhile: the
         # next update needs a turn of this caller, who takes it after this answer.
-        return TurnAnswer(self.lookup(turn.lookups), joined, active)
+        return TurnAnswer(joined, active, self._shard.lookup(turn.lookups))
 
-    def close_epoch(self, rank: int, epoch: int) -> tuple[int, ...]:
+    def push(self, rank: int, update: Update) -> None:
+        """Apply one trainer's gradients at once."""
+        self._shard.apply({rank: update}, self._divisor)
+        self._clocks.tick(rank)
+
+    def gradient_squares(self, rank: int, step: int, update: Update, ranks: Ranks) -> object:
+        """For each slab that clips by norm, its gradient's squared norm in the coming update."""
+        if self._asynchronous:
+            return self._shard.gradient_squares({rank: update}, self._divisor)
+        return self._norms.arrive(f"the norm of step {step}", rank, update, lambda: ranks)
+
+    def close_epoch(self, rank: int, epoch: int) -> Ranks:
         """Wait until every trainer has ended the epoch; the ranks of its last round."""
-        return self._closings.arrive(f"the end of epoch {epoch}", rank, None, lambda: self._all)
+        return self._rounds.close(rank, epoch)
+
+    def enter(self, rank: int) -> None:
+        """A trainer begins an epoch of updates on arrival."""
+        self._clocks.enter(rank)
+
+    def leave(self, rank: int) -> None:
+        """A trainer has ended an epoch of updates on arrival."""
+        self._clocks.leave(rank)
 
     def read(self, slab: int, what: str, rows: Tensor) -> Tensor:
-        return self._slabs[slab].read(what, rows)
+        """Rows of a slab's weight or state."""
+        return self._shard.read(slab, what, rows)
 
-    def leave(self, rank: int, why: str) -> None:
-        self._turns.leave(rank, why)
-        self._closings.leave(rank, why)
+    def module_state(self, name: str) -> dict[str, Tensor]:
+        """A hosted module's parameters and buffers."""
+        return self._shard.module_state(name)
 
-    def _expected(self, *, opening: bool) -> Collection[int]:
-        return self._all if opening or not self._active else self._active
+    def lose(self, rank: int, why: str) -> None:
+        """A trainer will not come any more."""
+        self._rounds.leave(rank, why)
+        self._norms.leave(rank, why)
+        self._clocks.leave(rank)
 
-    def _apply(self, turns: dict[int, Turn]) -> tuple[_Ranks, _Ranks]:
-        """The update of one round: all trainers' gradients in rank order, one optimizer step."""
-        updates = [turn.update for turn in turns.values() if turn.update is not None]
-        for index, slab in enumerate(self._slabs):
-            pushes = [push for update in updates for push in update.pushes[index]]
-            if pushes:
-                slab.apply(pushes, updates[0].lrs[index], len(updates))
-        self._joined = tuple(turns)
-        self._active = tuple(rank for rank, turn in turns.items() if turn.more)
-        return self._joined, self._active
+    def _apply(self, turns: dict[int, Turn]) -> None:
+        updates = {rank: turn.update for rank, turn in turns.items() if turn.update is not None}
+        self._shard.apply(updates, len(updates))

@@ -9,14 +9,20 @@ state of one that did not.
 from __future__ import annotations
 
 import io
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hybridpar.errors import SpecError
 from hybridpar.trainer.context import TrainerContext
+
+CommHook: TypeAlias = tuple[Any, Callable[..., Any]]
+"""What :meth:`DistributedDataParallel.register_comm_hook` takes: (state, hook)."""
 
 
 class DenseHalf:
@@ -28,14 +34,27 @@ class DenseHalf:
         model: the module whose parameters are replicated.
         ctx: this trainer's context.
         optimizer: steps the parameters; its state is brought along after an uneven epoch.
+        ddp: keyword arguments of DistributedDataParallel.
+        comm_hook: registered with every wrapper.
     """
 
     def __init__(
-        self, model: nn.Module, ctx: TrainerContext, optimizer: torch.optim.Optimizer | None
+        self,
+        model: nn.Module,
+        ctx: TrainerContext,
+        optimizer: torch.optim.Optimizer | None,
+        ddp: Mapping[str, Any],
+        comm_hook: CommHook | None,
     ) -> None:
+        for name in ("module", "device_ids", "output_device", "process_group"):
+            if name in ddp:
+                raise SpecError(f"ddp has '{name}', which hybridpar sets itself. Leave it out.")
         self._model = model
         self._ctx = ctx
         self._optimizer = optimizer
+        self._ddp = dict(ddp)
+        self._comm_hook = comm_hook
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self._wrapped: dict[tuple[int, ...], nn.Module] = {}
         self.over(tuple(range(ctx.num_trainers)))
 
@@ -45,18 +64,37 @@ class DenseHalf:
             self._wrapped[ranks] = self._wrap(ranks)
         return self._wrapped[ranks]
 
+    def no_sync(self, ranks: tuple[int, ...]) -> AbstractContextManager[None]:
+        """Within it, backward adds up gradients here alone: for all but the last of several."""
+        module = self.over(ranks)
+        if isinstance(module, DistributedDataParallel):
+            return module.no_sync()
+        return nullcontext()
+
+    def group(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
+        """The process group of some trainers; None if that is one trainer."""
+        if len(ranks) == 1:
+            return None
+        if len(ranks) == self._ctx.num_trainers:
+            return dist.group.WORLD
+        if ranks not in self._groups:
+            self._groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
+        return self._groups[ranks]
+
     def _wrap(self, ranks: tuple[int, ...]) -> nn.Module:
-        if len(ranks) == 1 or not any(p.requires_grad for p in self._model.parameters()):
+        group = self.group(ranks)
+        if group is None or not any(p.requires_grad for p in self._model.parameters()):
             return self._model
-        group = None  # the default one: all trainers
-        if len(ranks) < self._ctx.num_trainers:
-            group = dist.new_group(list(ranks), use_local_synchronization=True)
         cuda = self._ctx.device.type == "cuda"
-        return DistributedDataParallel(
+        wrapped = DistributedDataParallel(
             self._model,
             device_ids=[self._ctx.device] if cuda else None,
             process_group=group,
+            **self._ddp,
         )
+        if self._comm_hook is not None:
+            wrapped.register_comm_hook(*self._comm_hook)
+        return wrapped
 
     def copy_from(self, rank: int) -> None:
         """Give every trainer the parameters, buffers and optimizer state of one. Collective."""

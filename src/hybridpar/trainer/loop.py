@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 from hybridpar.errors import InputError, SpecError
-from hybridpar.messages import Pooled, TurnAnswer
 from hybridpar.optim import SparseOptimizerSettings
+from hybridpar.trainer.amp import MixedPrecision
 from hybridpar.trainer.batches import Batches, to_device
 from hybridpar.trainer.context import TrainerContext
-from hybridpar.trainer.dense import DenseHalf
-from hybridpar.trainer.model import HybridModel
+from hybridpar.trainer.dense import CommHook, DenseHalf
+from hybridpar.trainer.exchange import Round
+from hybridpar.trainer.model import Consistency, HybridModel, SparseSettings
+from hybridpar.trainer.progress import FitResult, Progress
 from hybridpar.trainer.routing import RoutedBatch
 
 Batch = TypeVar("Batch")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FitResult:
-    """What one call of :meth:`TrainerLoop.fit` did on this trainer.
-
-    Attributes:
-        steps: number of steps, all epochs together.
-        first_loss: loss of the first step; NaN if there was none.
-        last_loss: loss of the last step; NaN if there was none.
-        epoch_losses: for each epoch, the mean of this trainer's losses; NaN if it had no batch.
-        seconds: wall-clock time.
-    """
-
-    steps: int
-    first_loss: float
-    last_loss: float
-    epoch_losses: tuple[float, ...]
-    seconds: float
-
-    @property
-    def steps_per_second(self) -> float:
-        """Steps a second; 0 if there was none."""
-        return self.steps / self.seconds if self.seconds else 0.0
+Losses: TypeAlias = "Tensor | Mapping[str, Tensor]"
 
 
 class TrainerLoop(Generic[Batch]):
@@ -56,13 +37,29 @@ class TrainerLoop(Generic[Batch]):
     Args:
         model: the model; its tables go to the servers, its parameters to ``ctx.device``.
         ctx: what the train function got.
-        loss: called with (output, batch); returns a scalar tensor.
+        loss: called with (output, batch); returns a scalar tensor, or several by name, whose sum
+            is trained on.
         dense_optimizer: called with the model's trainable parameters; returns their optimizer. Not
             called if there are none.
-        sparse_optimizer: settings from :mod:`hybridpar.optim`.
+        sparse_optimizer: settings from :mod:`hybridpar.optim`, for every table whose spec has none
+            of its own; or a mapping from tables' names to them.
+        consistency: ``"sync"``, ``"async"`` or ``"bounded"``; see :meth:`HybridModel.connect`.
+        staleness: for ``"bounded"``: by how many steps rows may be behind.
+        scale_gradients: in async and bounded mode, divide gradients by the number of trainers.
+        accumulate: batches a step: their losses are averaged, and both halves step once.
+        autocast: the dtype that forward and loss run in, such as :data:`torch.bfloat16`.
+        grad_scaler: scales the loss; a step in which a gradient overflows is skipped by both
+            halves.
+        clip_grad_norm: the dense half's gradient is scaled down to this norm if it is above. (The
+            tables' is clipped by their optimizer's settings.)
+        clip_grad_value: the entries of the dense half's gradient are clamped to this size.
+        ddp: keyword arguments of DistributedDataParallel, such as
+            ``{"find_unused_parameters": True}`` or ``{"static_graph": True}``.
+        comm_hook: ``(state, hook)`` for DistributedDataParallel's ``register_comm_hook``.
 
     Raises:
-        SpecError: if an optimizer is of the wrong kind, or the trainers' specs differ.
+        SpecError: if an optimizer is of the wrong kind, a setting is wrong, or the trainers' specs
+            differ.
 
     Example:
         >>> def train(ctx):
@@ -80,16 +77,38 @@ class TrainerLoop(Generic[Batch]):
         model: HybridModel[Batch],
         ctx: TrainerContext,
         *,
-        loss: Callable[[Tensor, Batch], Tensor],
+        loss: Callable[[Any, Batch], Losses],
         dense_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
-        sparse_optimizer: SparseOptimizerSettings,
+        sparse_optimizer: SparseSettings = None,
+        consistency: Consistency = "sync",
+        staleness: int | None = None,
+        scale_gradients: bool = True,
+        accumulate: int = 1,
+        autocast: torch.dtype | None = None,
+        grad_scaler: GradScaler | None = None,
+        clip_grad_norm: float | None = None,
+        clip_grad_value: float | None = None,
+        ddp: Mapping[str, Any] | None = None,
+        comm_hook: CommHook | None = None,
     ) -> None:
+        if accumulate < 1:
+            raise SpecError(f"accumulate is {accumulate}. Give how many batches make a step.")
         self.model = model.to(ctx.device)
-        self.sparse_optimizer = model.connect(ctx, sparse_optimizer)
         self.dense_optimizer = _dense_optimizer(model, dense_optimizer)
+        self.sparse_optimizer = model.connect(
+            ctx,
+            sparse_optimizer,
+            consistency=consistency,
+            staleness=staleness,
+            scale_gradients=scale_gradients,
+        )
         self._ctx = ctx
         self._loss = loss
-        self._dense = DenseHalf(model, ctx, self.dense_optimizer)
+        self._dense = DenseHalf(model, ctx, self.dense_optimizer, ddp or {}, comm_hook)
+        self._precision = MixedPrecision(ctx, autocast, grad_scaler)
+        self._accumulate = accumulate
+        self._clip_norm = clip_grad_norm
+        self._clip_value = clip_grad_value
         self._everyone = tuple(range(ctx.num_trainers))
         self._epochs = 0  # passes over the data in this loop's life
 
@@ -104,116 +123,109 @@ class TrainerLoop(Generic[Batch]):
 
         Args:
             batches: this trainer's batches: any iterable. ``forward`` and the loss get each with
-                its tensors on ``ctx.device``. A list or DataLoader is gone through
-                again in every epoch, and a DataLoader's sampler told the epoch. A one-shot
-                iterator, such as a generator, is kept in memory for the epochs after the first;
-                for data too large for that give a function that returns an epoch's iterable. It
-                is called with the number of epochs that this loop has done before.
+                its tensors on ``ctx.device``. A list or DataLoader is gone through again in every
+                epoch, and a DataLoader's sampler told the epoch. A one-shot iterator, such as a
+                generator, is kept in memory for the epochs after the first; for data too large for
+                that give a function that returns an epoch's iterable. It is called with the number
+                of epochs that this loop has done before.
             epochs: how many passes.
 
         Raises:
             InputError: if a batch is refused, or the loss is no scalar.
         """
         started = time.perf_counter()
-        progress = _Progress()
+        progress = Progress()
         source = Batches(batches, epochs)
         self.model.train()
         for _ in range(epochs):
             progress.begin_epoch()
             self._fit_epoch(source.epoch(self._epochs), progress)
             self._epochs += 1
-        return progress.result(time.perf_counter() - started)
+        return progress.result(time.perf_counter() - started, self.model.exchange.staleness)
 
-    def _fit_epoch(self, stream: Iterator[Batch], progress: _Progress) -> None:
-        batch = next(stream, None)
-        routed = self._route(batch, ahead=0)
-        pooled, answer = self.model.connected.open_epoch(routed)
-        while batch is not None and routed is not None:
-            following = next(stream, None)
-            routed_next = self._route(following, ahead=1)
-            embeddings = self.model.embed(routed, pooled)
-            loss = self._step(batch, embeddings, answer.active)
-            pooled, answer = self._update(routed_next)
-            progress.add(loss)
-            batch, routed = following, routed_next
-        self._end_epoch(answer)
-
-    def _route(self, batch: Batch | None, *, ahead: int) -> RoutedBatch | None:
-        if batch is None:
-            return None
-        return self.model.connected.route(self.model.sparse_inputs(batch), ahead)
-
-    def _step(self, batch: Batch, embeddings: dict[str, Tensor], active: tuple[int, ...]) -> Tensor:
-        """Forward, loss and backward; DDP averages the dense gradients on the way."""
-        if self._ctx.device.type != "cpu":
-            batch = to_device(batch, self._ctx.device)
-        output = self._dense.over(active)(embeddings, batch)
-        loss = self._loss(output, batch)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise InputError(
-                f"The loss on {self._ctx.name} (step {self._ctx.step}) is of {got}. Return a "
-                "scalar tensor, such as loss.mean()."
-            )
-        if self.dense_optimizer is not None:
-            self.dense_optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
-
-    def _update(self, following: RoutedBatch | None) -> tuple[list[Pooled], TurnAnswer]:
-        """Both halves step; the same call brings the rows that the next batch needs."""
-        if self.dense_optimizer is not None:
-            self.dense_optimizer.step()
-        return self.sparse_optimizer.push(following, more=following is not None)
-
-    def _end_epoch(self, last: TurnAnswer) -> None:
-        """After an epoch that some trainers left early, give them the model of one that stayed."""
-        if last.joined == self._everyone and not last.active:
-            return
-        stayed = self.model.connected.close_epoch()
-        if stayed != self._everyone:
+    def _fit_epoch(self, stream: Iterator[Batch], progress: Progress) -> None:
+        exchange = self.model.exchange
+        group = self._next_group(stream, ahead=0)
+        current = exchange.open(group[0][1] if group else None)
+        while group:
+            following = self._next_group(stream, ahead=1)
+            exchange.announce(following[0][1] if following else None)
+            progress.add(self._backward(group, current))
+            skip = self._step_dense(current.active)
+            progress.skipped += skip
+            current = exchange.complete(self.sparse_optimizer.gradients(skip=skip))
+            self.sparse_optimizer.zero_grad()
+            group = following
+        stayed = exchange.close()
+        if stayed != self._everyone:  # whoever left early takes the model of one that stayed
             self._dense.copy_from(stayed[0])
 
+    def _next_group(
+        self, stream: Iterator[Batch], *, ahead: int
+    ) -> list[tuple[Batch, RoutedBatch]]:
+        """The batches of one step, each with its ids checked and split by server."""
+        batches = itertools.islice(stream, self._accumulate)
+        return [(batch, self.model.route(batch, ahead=ahead)) for batch in batches]
 
-class _Progress:
-    """Counts steps and sums losses without keeping one number a step."""
+    def _backward(self, group: list[tuple[Batch, RoutedBatch]], current: Round) -> Tensor:
+        """Forward, loss and backward; DDP averages the dense gradients in the last of them."""
+        module = self._dense.over(current.active)
+        if self.dense_optimizer is not None:
+            self.dense_optimizer.zero_grad()
+        losses = []
+        for number, (batch, routed) in enumerate(group):
+            last = number == len(group) - 1
+            pooled = current.pooled if number == 0 else self.model.exchange.lookup(routed)
+            embeddings = self.model.embed(routed, pooled)
+            if self._ctx.device.type != "cpu":
+                batch = to_device(batch, self._ctx.device)
+            with nullcontext() if last else self._dense.no_sync(current.active):
+                with self._precision.autocast():
+                    loss = self._total(self._loss(module(embeddings, batch), batch))
+                self._precision.scale(loss / len(group)).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
-    def __init__(self) -> None:
-        self._steps = 0
-        self._first: Tensor | None = None
-        self._last: Tensor | None = None
-        self._sums: list[Tensor | None] = []
-        self._counts: list[int] = []
+    def _total(self, losses: Losses) -> Tensor:
+        """The scalar to train on."""
+        parts = list(losses.values()) if isinstance(losses, Mapping) else [losses]
+        for part in parts:
+            if not isinstance(part, Tensor) or part.numel() != 1:
+                got = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else type(part)
+                raise InputError(
+                    f"The loss on {self._ctx.name} (step {self._ctx.step}) is of {got}. Return a "
+                    "scalar tensor, such as loss.mean(), or several by name."
+                )
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
 
-    def begin_epoch(self) -> None:
-        self._sums.append(None)
-        self._counts.append(0)
-
-    def add(self, loss: Tensor) -> None:
-        self._steps += 1
-        self._first = loss if self._first is None else self._first
-        self._last = loss
-        total = self._sums[-1]
-        self._sums[-1] = loss.double() if total is None else total + loss
-        self._counts[-1] += 1
-
-    def result(self, seconds: float) -> FitResult:
-        return FitResult(
-            steps=self._steps,
-            first_loss=_value(self._first, 1),
-            last_loss=_value(self._last, 1),
-            epoch_losses=tuple(map(_value, self._sums, self._counts)),
-            seconds=seconds,
+    def _step_dense(self, active: tuple[int, ...]) -> bool:
+        """Clip and step the dense half; whether the step was skipped, for the sparse half too."""
+        skip = self._precision.unscale(
+            self.dense_optimizer, self.sparse_optimizer, self._dense.group(active)
         )
-
-
-def _value(total: Tensor | None, count: int) -> float:
-    return float("nan") if total is None else float(total) / count
+        parameters = list(self.model.parameters())
+        if self._clip_value is not None:
+            nn.utils.clip_grad_value_(parameters, self._clip_value)
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self._clip_norm)
+        self._precision.step(self.dense_optimizer, skip=skip)
+        return skip
 
 
 def _dense_optimizer(
     model: nn.Module, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 ) -> torch.optim.Optimizer | None:
+    given: object = make
+    kind = given if isinstance(given, type) else type(given)
+    if issubclass(kind, SparseOptimizerSettings):
+        name = kind.__name__ if hasattr(torch.optim, kind.__name__) else "Adagrad"
+        raise SpecError(
+            f"dense_optimizer got {given!r}, a setting for tables. Give a function of the "
+            f"parameters: lambda params: torch.optim.{name}(params, lr=...)."
+        )
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         return None

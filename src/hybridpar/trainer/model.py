@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Generic, TypeVar
+from dataclasses import replace
+from typing import Generic, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from hybridpar import optim
 from hybridpar.errors import HybridParError, SpecError
 from hybridpar.features import FeatureValue
-from hybridpar.messages import Pooled
+from hybridpar.messages import ModelRequest, Pooled
 from hybridpar.optim import SparseOptimizerSettings
+from hybridpar.sharding import Plan
 from hybridpar.specs import RemoteEmbeddingSpec, specs_by_feature
+from hybridpar.trainer.async_exchange import AsyncExchange
 from hybridpar.trainer.context import TrainerContext
+from hybridpar.trainer.exchange import Exchange, SyncExchange
 from hybridpar.trainer.routing import RoutedBatch
 from hybridpar.trainer.sparse_optimizer import SparseOptimizer
 from hybridpar.trainer.tables import RemoteTables
 
 Batch = TypeVar("Batch")
+Consistency: TypeAlias = Literal["sync", "async", "bounded"]
+SparseSettings: TypeAlias = "SparseOptimizerSettings | Mapping[str, SparseOptimizerSettings] | None"
 
 
 class HybridModel(nn.Module, ABC, Generic[Batch]):
@@ -31,7 +38,7 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
     parameter servers from :meth:`connect` on (which :class:`~hybridpar.TrainerLoop` calls).
 
     Args:
-        *specs: one for each table.
+        *specs: one for each table or hosted module; none if all is dense.
 
     Raises:
         SpecError: if two specs have one name, or two tables claim one feature.
@@ -55,11 +62,10 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
 
     def __init__(self, *specs: RemoteEmbeddingSpec) -> None:
         super().__init__()
-        if not specs:
-            raise SpecError(f"{type(self).__name__} names no table. Give it a RemoteEmbeddingSpec.")
         specs_by_feature(specs)
         self.specs = specs
         self._tables: RemoteTables | None = None
+        self._exchange: Exchange | None = None
         self._sparse_optimizer: SparseOptimizer | None = None
 
     @abstractmethod
@@ -67,17 +73,32 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
         """The ids that a batch needs, by feature.
 
         Returns:
-            For each feature ``ids`` of shape (B,), one id a sample; ``ids`` of shape (B, L); or
-            ``(ids (N,), offsets (B,))`` as :class:`torch.nn.EmbeddingBag` takes it. int32 or int64.
+            For each feature of a table: ``ids`` of shape (N,), one id a sample; of shape (B, L);
+            or a nested tensor of layout :data:`torch.jagged`, (B, ragged); or ``(ids (N,), offsets
+            (B,))``; or ``(ids, offsets, per_sample_weights)`` with offsets None for (B, L) ids, as
+            :class:`torch.nn.EmbeddingBag` takes them. Ids are int32 or int64. For each feature of
+            a hosted module: its forward's argument, or a tuple of them.
         """
 
     @override
     @abstractmethod
     def forward(self, embeddings: dict[str, Tensor], batch: Batch) -> Tensor:
-        """The dense half: from the features' embeddings, each (B, D) float32, to the output."""
+        """The dense half: from the features' embeddings to the output.
+
+        Args:
+            embeddings: for each feature, float32 on the trainer's device: (B, D) if the table
+                pools; else a row for each id: (N, D), (B, L, D) or jagged (B, ragged, D).
+            batch: the batch.
+        """
 
     def connect(
-        self, ctx: TrainerContext, sparse_optimizer: SparseOptimizerSettings
+        self,
+        ctx: TrainerContext,
+        sparse_optimizer: SparseSettings = None,
+        *,
+        consistency: Consistency = "sync",
+        staleness: int | None = None,
+        scale_gradients: bool = True,
     ) -> SparseOptimizer:
         """Put the tables on the servers, and get the optimizer that updates them there.
 
@@ -85,34 +106,52 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
 
         Args:
             ctx: what the train function got.
-            sparse_optimizer: settings from :mod:`hybridpar.optim`.
+            sparse_optimizer: settings from :mod:`hybridpar.optim` for every table whose spec has
+                none of its own; or a mapping from tables' names to them.
+            consistency: ``"sync"``: the servers gather all trainers' gradients of a step and
+                update once, exactly as one process would. ``"async"``: gradients are applied as
+                they arrive. ``"bounded"``: so too, but no row that is read lacks more than
+                ``staleness`` steps of any trainer.
+            staleness: for ``"bounded"``, at least 0.
+            scale_gradients: in async and bounded mode, divide each trainer's gradient by the
+                number of trainers, so that a learning rate means what it means in sync mode. False
+                applies them whole, as PyTorch's tutorial does.
 
         Raises:
-            SpecError: if the settings are no sparse optimizer's, or the trainers' specs differ.
+            SpecError: if a setting is wrong, or the trainers' settings differ.
         """
-        if not isinstance(sparse_optimizer, SparseOptimizerSettings):
-            raise SpecError(
-                f"sparse_optimizer is {sparse_optimizer!r}. Tables are updated on the servers: "
-                "give settings such as hybridpar.optim.Adagrad(lr=0.05)."
-            )
-        self._tables = RemoteTables(self.specs, ctx, sparse_optimizer)
-        self._sparse_optimizer = SparseOptimizer(self._tables)
+        _check_consistency(consistency, staleness)
+        request = ModelRequest(
+            rank=ctx.rank,
+            specs=_with_optimizers(self.specs, sparse_optimizer),
+            seed=torch.initial_seed(),
+            asynchronous=consistency != "sync",
+            staleness=staleness,
+            divide=scale_gradients,
+        )
+        self._tables = tables = RemoteTables(ctx, request)
+        # With no table there is no server to gather at: then the master calls the roll.
+        synchronous = consistency == "sync" and bool(tables.servers)
+        self._exchange = SyncExchange(tables) if synchronous else AsyncExchange(tables)
+        self._sparse_optimizer = SparseOptimizer(tables, self._exchange)
         return self._sparse_optimizer
 
     def lookup(self, batch: Batch) -> dict[str, Tensor]:
-        """The embeddings of a batch, by feature: (B, D) float32 on the trainer's device.
+        """The embeddings of a batch, by feature, as ``forward`` takes them.
 
-        With gradients enabled and the model in training mode, ``backward`` through them leaves
-        gradients for the next ``sparse_optimizer.step()``.
+        With gradients enabled, ``backward`` through them leaves gradients for the next
+        ``sparse_optimizer.step()``. Look up under :func:`torch.no_grad` to evaluate.
 
         Raises:
             InputError: if an id or an offset is out of range, or a feature is unknown.
         """
-        routed = self.connected.route(self.sparse_inputs(batch))
-        return self.embed(routed, self.connected.lookup(routed))
+        routed = self.route(batch)
+        if torch.is_grad_enabled():
+            return self.embed(routed, self.exchange.lookup(routed))
+        return self.embed(routed, self.tables.lookup(routed))
 
     def rows(self, name: str, ids: Tensor | None = None) -> Tensor:
-        """Rows of a table, after every push so far.
+        """Rows of a table, after every push of this trainer so far; in sync mode, of all trainers.
 
         Args:
             name: the table.
@@ -125,10 +164,43 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
             InputError: if an id is out of range.
             SpecError: if no table has the name.
         """
-        return self.connected.read(name, "weight", ids)
+        self.exchange.settle()
+        return self.tables.read(name, "weight", ids)
+
+    def module_state_dict(self, name: str) -> dict[str, Tensor]:
+        """A hosted module's ``state_dict``, on the CPU, after every push as for :meth:`rows`.
+
+        Raises:
+            SpecError: if no module has the name.
+        """
+        self.exchange.settle()
+        return self.tables.module_state_dict(name)
+
+    def freeze(self, *names: str) -> None:
+        """Give these tables and modules no gradient from now on; every trainer does alike.
+
+        Raises:
+            SpecError: if no table has the name.
+        """
+        self._known(names)
+        self.tables.frozen.update(names)
+
+    def unfreeze(self, *names: str) -> None:
+        """Train these tables and modules again; every trainer does alike.
+
+        Raises:
+            SpecError: if no table has the name.
+        """
+        self._known(names)
+        self.tables.frozen.difference_update(names)
 
     @property
-    def connected(self) -> RemoteTables:
+    def plan(self) -> Plan:
+        """Where the tables are; ``print(model.plan)`` shows it."""
+        return self.tables.plan
+
+    @property
+    def tables(self) -> RemoteTables:
         """The tables on the servers.
 
         Raises:
@@ -141,9 +213,75 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
             )
         return self._tables
 
+    @property
+    def exchange(self) -> Exchange:
+        """How this model's trainers and servers keep step; see :attr:`tables` on when it is."""
+        assert self.tables is not None
+        assert self._exchange is not None
+        return self._exchange
+
+    def route(self, batch: Batch, *, ahead: int = 0) -> RoutedBatch:
+        """Check a batch's ids and split them by server: the beginning of a lookup."""
+        return self.tables.route(self.sparse_inputs(batch), train=self.training, ahead=ahead)
+
     def embed(self, routed: RoutedBatch, pooled: list[Pooled]) -> dict[str, Tensor]:
         """Turn the servers' answers to a routed batch into embeddings: the end of a lookup."""
         optimizer = self._sparse_optimizer
-        train = self.training and torch.is_grad_enabled() and optimizer is not None
-        watch = optimizer.watch if train and optimizer is not None else None
-        return routed.embeddings(pooled, self.connected.device, watch)
+        watch = optimizer.watch if optimizer is not None and torch.is_grad_enabled() else None
+        return routed.embeddings(pooled, self.tables.ctx.device, watch, self.tables.frozen)
+
+    def _known(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            if name not in self.tables.specs:
+                known = ", ".join(self.tables.specs)
+                raise SpecError(f"No table is named '{name}'. The model has {known}.")
+
+
+def _check_consistency(consistency: str, staleness: int | None) -> None:
+    if consistency not in ("sync", "async", "bounded"):
+        raise SpecError(
+            f"consistency is {consistency!r}. Choose one of 'sync', 'async', 'bounded'."
+        )
+    if consistency == "bounded" and (not isinstance(staleness, int) or staleness < 0):
+        raise SpecError(
+            f"consistency='bounded' got staleness={staleness!r}. Say by how many steps rows may be "
+            "behind: a whole number of at least 0."
+        )
+    if consistency != "bounded" and staleness is not None:
+        raise SpecError(
+            f"staleness={staleness!r} goes with consistency='bounded', not {consistency!r}."
+        )
+
+
+def _with_optimizers(
+    specs: tuple[RemoteEmbeddingSpec, ...], given: SparseSettings
+) -> tuple[RemoteEmbeddingSpec, ...]:
+    """The specs, each table's optimizer filled in."""
+    by_table = dict(given) if isinstance(given, Mapping) else None
+    filled = []
+    for spec in specs:
+        if spec.module is None:
+            named = None if by_table is None else by_table.pop(spec.name, None)
+            settings = named or spec.optimizer or (given if by_table is None else None)
+            if not isinstance(settings, SparseOptimizerSettings):
+                raise SpecError(_wrong_optimizer(spec.name, settings))
+            spec = replace(spec, optimizer=settings)
+        filled.append(spec)
+    if by_table:
+        raise SpecError(f"sparse_optimizer names {', '.join(by_table)}, which are no tables.")
+    return tuple(filled)
+
+
+def _wrong_optimizer(table: str, settings: object) -> str:
+    """Says which setting takes the place of a dense optimizer, or that there is none."""
+    kind = settings if isinstance(settings, type) else type(settings)
+    name = kind.__name__ if kind.__name__ in optim.__all__ else "Adagrad"
+    if settings is None:
+        return (
+            f"Table '{table}' has no optimizer. Give sparse_optimizer=hybridpar.optim.{name}"
+            "(lr=0.05), or the spec one of its own."
+        )
+    return (
+        f"Table '{table}' got {settings!r} as its optimizer. It is updated on the servers: give "
+        f"the settings hybridpar.optim.{name}(lr=...)."
+    )

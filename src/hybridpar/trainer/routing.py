@@ -13,159 +13,255 @@ import torch
 from torch import Tensor
 
 from hybridpar.errors import InputError
-from hybridpar.features import Bags, FeatureValue, to_bags
-from hybridpar.messages import Lookups, Pooled, SlabLookup
-from hybridpar.sharding import Plan, Shard
+from hybridpar.features import Bags, CheckedFeature, FeatureValue, check
+from hybridpar.messages import Lookups, ModuleCall, ModulePush, Pooled, SlabLookup, SlabPush
+from hybridpar.sharding import Placement, Plan
 from hybridpar.specs import RemoteEmbeddingSpec, specs_by_feature
-
-Watch: TypeAlias = Callable[[int, int, SlabLookup, Tensor], None]
-"""Called with (server, slab, what was looked up, the rows that came as an autograd leaf)."""
+from hybridpar.trainer.pooling import asked_of_servers, finish
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
     """What one shard contributes to one feature.
 
-    ``bags`` (S,) says which of the feature's bags it has ids of; None means all of them.
+    Attributes:
+        feature: the feature.
+        server: rank of the server.
+        slab: index of the slab there.
+        rows: (N,) rows of the slab.
+        lengths: (S,) how many ids each bag has; a number S if each has one.
+        bags: (S,) which of the feature's bags these are; None if all of them, in order.
     """
 
     feature: str
-    num_bags: int
+    server: int
+    slab: int
+    rows: Tensor
+    lengths: Tensor | int
     bags: Tensor | None
+
+    @property
+    def num_bags(self) -> int:
+        """S."""
+        return self.lengths if isinstance(self.lengths, int) else self.lengths.numel()
+
+    def lookup(self) -> SlabLookup:
+        """The piece alone, as a lookup."""
+        return _join([self])
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where looked-up rows came from, and so where their gradient goes.
+
+    Attributes:
+        table: name of the table or module.
+        server: rank of the server.
+        slab: index of the slab there; -1 for a hosted module's output.
+        source: of a slab, the piece that the rows are; of a module, the number of the call.
+    """
+
+    table: str
+    server: int
+    slab: int
+    source: _Piece | int
+
+    def push(self, grad: Tensor) -> SlabPush | ModulePush:
+        """The gradient of the rows, as it is sent."""
+        if isinstance(self.source, int):
+            return ModulePush(self.table, self.source, grad)
+        return SlabPush(self.source.lookup(), grad)
+
+
+Watch: TypeAlias = Callable[[Origin, Tensor], None]
+"""Called with looked-up rows' origin, and the rows as an autograd leaf."""
 
 
 class RoutedBatch:
     """One batch's lookups: what each server is asked, and how its answers become embeddings."""
 
-    def __init__(self, layout: Sequence[int]) -> None:
-        self._indices: list[list[list[Tensor]]] = [[[] for _ in range(n)] for n in layout]
-        self._lengths: list[list[list[Tensor | int]]] = [[[] for _ in range(n)] for n in layout]
-        self._pieces: list[list[list[_Piece]]] = [[[] for _ in range(n)] for n in layout]
-        self._features: dict[str, tuple[RemoteEmbeddingSpec, Bags]] = {}
-        self.lookups: tuple[Lookups, ...] = ()
-
-    def add(self, feature: str, spec: RemoteEmbeddingSpec, bags: Bags, shards: list[Shard]) -> None:
-        """Take one feature's bags in."""
-        self._features[feature] = spec, bags
-        for index, shard in enumerate(shards):
-            if len(shards) == 1:
-                rows, piece = bags.indices, _Piece(feature, bags.num_bags, None)
-                lengths: Tensor | int = bags.num_bags if bags.one_each else bags.lengths()
-            else:
-                rows, lengths, piece = _split(feature, bags, index, len(shards))
-            if shard.first_row:
-                rows = rows + shard.first_row
-            self._indices[shard.server][shard.slab].append(rows)
-            self._lengths[shard.server][shard.slab].append(lengths)
-            self._pieces[shard.server][shard.slab].append(piece)
-
-    def seal(self) -> None:
-        """Join what was taken in to one lookup a slab."""
-        self.lookups = tuple(
-            tuple(map(_lookup, indices, lengths))
-            for indices, lengths in zip(self._indices, self._lengths, strict=True)
-        )
-        self._indices.clear()
-        self._lengths.clear()
+    def __init__(
+        self,
+        lookups: tuple[Lookups, ...],
+        pieces: dict[tuple[int, int], list[_Piece]],
+        features: dict[str, tuple[RemoteEmbeddingSpec, CheckedFeature, Placement]],
+        modules: tuple[str, ...],
+    ) -> None:
+        self.lookups = lookups
+        self.tables = {spec.name for spec, _, _ in features.values()}.union(modules)
+        self._pieces = pieces
+        self._features = features
 
     def embeddings(
-        self, pooled: Sequence[Pooled], device: torch.device, watch: Watch | None
-    ) -> dict[str, Tensor]:
-        """The embeddings of the batch, by feature: (B, D), on ``device``.
+        self, pooled: Sequence[Pooled], device: torch.device, watch: Watch | None,
+        frozen: set[str],
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """The embeddings of the batch, by feature, on ``device``.
 
         Args:
             pooled: for each server, its answer to :attr:`lookups`.
             device: where the embeddings are wanted.
-            watch: called with every tensor that a server sent, as an autograd leaf whose gradient
-                is exactly what is to be pushed; None if no gradient is wanted.
+            watch: called with every piece that came, as an autograd leaf whose gradient is exactly
+                what is to be pushed; None if no gradient is wanted.
+            frozen: tables and modules that get none.
         """
         parts: dict[str, list[tuple[_Piece, Tensor]]] = {name: [] for name in self._features}
-        for server, answer in enumerate(pooled):
-            for slab, rows in enumerate(answer):
-                lookup = self.lookups[server][slab]
-                if rows is None or lookup is None:
-                    continue
-                leaf = rows.to(device)
-                if watch is not None:
-                    watch(server, slab, lookup, leaf.requires_grad_())
-                pieces = self._pieces[server][slab]
-                # One split, not a slice a feature: its backward joins the gradients in one go.
-                split = torch.split(leaf, [piece.num_bags for piece in pieces])
-                for piece, piece_rows in zip(pieces, split, strict=True):
-                    parts[piece.feature].append((piece, piece_rows))
-        return {
-            feature: _combine(spec, bags, parts[feature], device)
-            for feature, (spec, bags) in self._features.items()
+        for (server, slab), pieces in self._pieces.items():
+            rows = pooled[server].slabs[slab]
+            assert rows is not None
+            for piece, own in zip(
+                pieces, torch.split(rows.to(device), [p.num_bags for p in pieces]), strict=True
+            ):
+                table = self._features[piece.feature][0].name
+                if watch is not None and table not in frozen:
+                    watch(Origin(table, server, slab, piece), own.requires_grad_())
+                parts[piece.feature].append((piece, own))
+        found = {
+            feature: finish(
+                spec, checked, _combine(spec, checked, placement, parts[feature], device)
+            )
+            for feature, (spec, checked, placement) in self._features.items()
         }
+        for server, answer in enumerate(pooled):
+            lookups = self.lookups[server]
+            for call, output in zip(lookups.modules, answer.modules, strict=True):
+                own = output.to(device)
+                if watch is not None and call.call is not None:
+                    watch(Origin(call.module, server, -1, call.call), own.requires_grad_())
+                found[call.feature] = own
+        return found
 
 
 class Router:
     """Knows a model's specs and plan; checks a batch's features and routes their ids."""
 
-    def __init__(self, specs: tuple[RemoteEmbeddingSpec, ...], plan: Plan) -> None:
+    def __init__(self, specs: tuple[RemoteEmbeddingSpec, ...], plan: Plan, rank: int) -> None:
         self._by_feature = specs_by_feature(specs)
-        self._shards = {name: list(placement.shards) for name, placement in plan.placements.items()}
-        self._layout = [len(slabs) for slabs in plan.slabs]
+        self._plan = plan
+        self._rank = rank
+        self._calls = 0
 
-    def route(self, inputs: Mapping[str, FeatureValue], where: str) -> RoutedBatch:
+    def route(
+        self, inputs: Mapping[str, FeatureValue], where: str, *, train: bool, frozen: set[str]
+    ) -> RoutedBatch:
         """Check the features of one batch and split their ids by server and slab.
 
         Args:
             inputs: what ``sparse_inputs`` returned.
-            where: who is asking and in which step, for messages.
+            where: who is asking and for which step, for messages.
+            train: whether hosted modules run in training mode. They keep their graphs if
+                gradients are enabled.
+            frozen: tables and modules that get no gradient.
 
         Raises:
-            InputError: see :func:`hybridpar.features.to_bags`; also if a feature is unknown.
+            InputError: see :func:`hybridpar.features.check`; also if a feature is unknown.
         """
         if not isinstance(inputs, Mapping):
             raise InputError(
                 f"sparse_inputs on {where} returned a {type(inputs).__name__}. Return a dict from "
                 "feature names to ids."
             )
-        batch = RoutedBatch(self._layout)
+        pieces: dict[tuple[int, int], list[_Piece]] = {}
+        features: dict[str, tuple[RemoteEmbeddingSpec, CheckedFeature, Placement]] = {}
+        calls: list[list[ModuleCall]] = [[] for _ in self._plan.slabs]
         for feature, value in inputs.items():
-            spec = self._by_feature.get(feature)
-            if spec is None:
-                known = ", ".join(map(repr, self._by_feature))
+            spec = self._spec_of(feature, where)
+            if spec.module is not None:
+                keep = torch.is_grad_enabled() and spec.name not in frozen
+                call = self._module_call(feature, spec, value, where, train=train, keep=keep)
+                calls[self._plan.modules[spec.name]].append(call)
+                continue
+            checked = check(feature, spec, value, where)
+            placement = self._plan.placements[spec.name]
+            features[feature] = spec, checked, placement
+            for piece in _pieces(feature, asked_of_servers(spec, checked), placement):
+                pieces.setdefault((piece.server, piece.slab), []).append(piece)
+        lookups = tuple(
+            Lookups(
+                self._rank,
+                tuple(
+                    _join(pieces[server, slab]) if (server, slab) in pieces else None
+                    for slab in range(len(slabs))
+                ),
+                tuple(calls[server]),
+            )
+            for server, slabs in enumerate(self._plan.slabs)
+        )
+        modules = tuple(call.module for of_server in calls for call in of_server)
+        return RoutedBatch(lookups, pieces, features, modules)
+
+    def _spec_of(self, feature: str, where: str) -> RemoteEmbeddingSpec:
+        spec = self._by_feature.get(feature)
+        if spec is None:
+            known = ", ".join(map(repr, self._by_feature))
+            raise InputError(
+                f"sparse_inputs on {where} gave feature '{feature}', which no spec names. The "
+                f"specs name {known}."
+            )
+        return spec
+
+    def _module_call(
+        self, feature: str, spec: RemoteEmbeddingSpec, value: object, where: str, *, train: bool,
+        keep: bool,
+    ) -> ModuleCall:  # fmt: skip
+        inputs = value if isinstance(value, tuple) else (value,)
+        for part in inputs:
+            if not isinstance(part, Tensor):
                 raise InputError(
-                    f"sparse_inputs on {where} gave feature '{feature}', which no spec names. "
-                    f"The specs name {known}."
+                    f"Feature '{feature}' on {where} has a {type(part).__name__} among the inputs "
+                    f"of module '{spec.name}'. Give a tensor, or a tuple of tensors."
                 )
-            batch.add(feature, spec, to_bags(feature, spec, value, where), self._shards[spec.name])
-        batch.seal()
-        return batch
+            if part.requires_grad:
+                raise InputError(
+                    f"Feature '{feature}' on {where}: an input of module '{spec.name}' requires a "
+                    "gradient, which does not come back from the server. Pass input.detach()."
+                )
+        self._calls += 1
+        return ModuleCall(spec.name, feature, inputs, train, self._calls if keep else None)
 
 
-def _split(
-    feature: str, bags: Bags, index: int, num_shards: int
-) -> tuple[Tensor, Tensor | int, _Piece]:
-    """The ids of one shard as rows of the shard, and the bags that they lie in."""
+def _pieces(feature: str, bags: Bags, placement: Placement) -> list[_Piece]:
+    """One feature's bags, cut as its table is."""
+    pieces = []
+    for index, shard in enumerate(placement.shards):
+        rows, which = bags.indices, None
+        lengths: Tensor | int = bags.num_bags if bags.one_each else bags.lengths()
+        if placement.num_row_shards > 1:
+            rows, lengths, which = _dealt(bags, index, placement.num_row_shards)
+        if shard.first_row:
+            rows = rows + shard.first_row
+        pieces.append(_Piece(feature, shard.server, shard.slab, rows, lengths, which))
+    return pieces
+
+
+def _dealt(bags: Bags, index: int, num_shards: int) -> tuple[Tensor, Tensor | int, Tensor | None]:
+    """The ids of one row shard as rows of the shard, and the bags that they lie in."""
     mine = bags.indices.remainder(num_shards) == index
     rows = bags.indices[mine].div_(num_shards, rounding_mode="floor")
     if bags.one_each:
-        which = mine.nonzero().squeeze(1)
-        return rows, rows.numel(), _Piece(feature, rows.numel(), which)
+        return rows, rows.numel(), mine.nonzero().squeeze(1)
     # The ids of this shard before each bag's start and end, hence how many lie in the bag.
     before = torch.zeros(bags.indices.numel() + 1, dtype=torch.int64)
     torch.cumsum(mine, 0, out=before[1:])
     lengths = before[bags.offsets + bags.lengths()] - before[bags.offsets]
     which = lengths.nonzero().squeeze(1)
     if which.numel() == bags.num_bags:
-        return rows, lengths, _Piece(feature, bags.num_bags, None)
-    return rows, lengths[which], _Piece(feature, which.numel(), which)
+        return rows, lengths, None
+    return rows, lengths[which], which
 
 
-def _lookup(indices: list[Tensor], lengths: list[Tensor | int]) -> SlabLookup | None:
-    """One lookup from the pieces of a slab. A length that is a number means bags of one id."""
-    if not indices:
-        return None
-    joined = indices[0] if len(indices) == 1 else torch.cat(indices)
-    if all(isinstance(length, int) for length in lengths):
+def _join(pieces: Sequence[_Piece]) -> SlabLookup:
+    """Several pieces of one slab as one lookup."""
+    rows = [piece.rows for piece in pieces]
+    joined = rows[0] if len(rows) == 1 else torch.cat(rows)
+    if all(isinstance(piece.lengths, int) for piece in pieces):
         return SlabLookup(joined, None)
     sizes = torch.cat(
         [
-            torch.ones(length, dtype=torch.int64) if isinstance(length, int) else length
-            for length in lengths
+            torch.ones(piece.lengths, dtype=torch.int64)
+            if isinstance(piece.lengths, int)
+            else piece.lengths
+            for piece in pieces
         ]
     )
     return SlabLookup(joined, sizes.cumsum(0) - sizes)
@@ -173,20 +269,23 @@ def _lookup(indices: list[Tensor], lengths: list[Tensor | int]) -> SlabLookup | 
 
 def _combine(
     spec: RemoteEmbeddingSpec,
-    bags: Bags,
+    checked: CheckedFeature,
+    placement: Placement,
     parts: list[tuple[_Piece, Tensor]],
     device: torch.device,
 ) -> Tensor:
-    """Add up the shards' contributions to one feature, in the order of the shards."""
+    """Put the shards' contributions to one feature together, in the order of the shards."""
+    if placement.sharding == "column_wise":
+        return torch.cat([rows for _, rows in parts], dim=1)
     total: Tensor | None = None
     for piece, rows in parts:
-        if piece.bags is not None:
-            base = rows.new_zeros(bags.num_bags, spec.embedding_dim) if total is None else total
-            total = base.index_add(0, piece.bags.to(device), rows)
-        else:
+        if piece.bags is None:
             total = rows if total is None else total + rows
-    if total is None:
-        return torch.zeros(bags.num_bags, spec.embedding_dim, device=device)
-    if spec.mode == "mean" and not bags.one_each:
-        total = total / bags.lengths().clamp_(min=1).unsqueeze(1).to(device)
+        else:
+            num_bags = asked_of_servers(spec, checked).num_bags
+            base = (
+                torch.zeros(num_bags, spec.embedding_dim, device=device) if total is None else total
+            )
+            total = base.index_add(0, piece.bags.to(device), rows)
+    assert total is not None
     return total

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from hybridpar.messages import Pooled, SlabLookup, SlabPush, TurnAnswer
-from hybridpar.trainer.routing import RoutedBatch
-from hybridpar.trainer.tables import Gradient, RemoteTables
+from hybridpar.optim import SparseOptimizerSettings
+from hybridpar.trainer.exchange import Exchange, Gradients
+from hybridpar.trainer.routing import Origin
+from hybridpar.trainer.tables import RemoteTables
 
 
 class SparseOptimizer(torch.optim.Optimizer):
     """Steps the tables of one model; made by :meth:`HybridModel.connect`.
 
     A torch optimizer in that it has ``param_groups`` whose ``lr`` torch's learning-rate schedulers
-    drive, and ``step`` and ``zero_grad``. Its parameters, the tables, are on the servers.
+    drive, and ``step`` and ``zero_grad``. Its parameters are on the servers. There is one group for
+    each distinct setting, and one for each group of a hosted module's optimizer; its ``"tables"``
+    names what it updates.
 
     Example:
         >>> def train(ctx):
@@ -31,12 +34,12 @@ class SparseOptimizer(torch.optim.Optimizer):
         ...         schedule.step()
     """
 
-    def __init__(self, tables: RemoteTables) -> None:
-        stand_in = torch.nn.Parameter(torch.empty(0))  # Optimizer insists on a tensor
-        super().__init__([stand_in], {"lr": tables.settings.lr})
+    def __init__(self, tables: RemoteTables, exchange: Exchange) -> None:
+        super().__init__(_groups(tables), {"lr": 0.0})
         self._tables = tables
+        self._exchange = exchange
         self._watched = 0
-        self._with_gradient: dict[int, tuple[int, int, SlabLookup, Tensor]] = {}
+        self._with_gradient: dict[int, tuple[Origin, Tensor]] = {}
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -44,10 +47,11 @@ class SparseOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @override
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Push the gradients since the last step, and wait for the servers to step.
+        """Push the gradients since the last step.
 
-        Collective in sync mode: every trainer steps equally often. The servers add the trainers'
-        gradients in rank order, divide by their number as DDP does, and update once.
+        In sync mode every trainer steps equally often, and this waits for all: the servers add the
+        trainers' gradients in rank order, divide by their number as DDP does, and update once. In
+        async and bounded mode they are applied as they arrive, and this does not wait.
 
         Args:
             closure: computes the loss and its gradients anew, as in torch.
@@ -59,13 +63,14 @@ class SparseOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.push(None, more=True)
+        self._exchange.push(self.gradients())
+        self.zero_grad()
         return loss
 
     @override
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients that came since the last step."""
-        for *_, leaf in self._with_gradient.values():
+        for _, leaf in self._with_gradient.values():
             leaf.grad = None
         self._with_gradient.clear()
 
@@ -79,9 +84,10 @@ class SparseOptimizer(torch.optim.Optimizer):
         Returns:
             (num_embeddings, width) float32 on the CPU; the width is ``embedding_dim`` or 1.
         """
+        self._exchange.settle()
         return self._tables.read(table, name)
 
-    def watch(self, server: int, slab: int, lookup: SlabLookup, leaf: Tensor) -> None:
+    def watch(self, origin: Origin, leaf: Tensor) -> None:
         """Take note of looked-up rows as soon as a backward pass reaches them.
 
         Rows that no gradient reaches are not held on to: only the graph's own leaf holds the hook.
@@ -90,20 +96,40 @@ class SparseOptimizer(torch.optim.Optimizer):
         self._watched += 1
 
         def got_gradient(leaf: Tensor) -> None:
-            self._with_gradient[number] = server, slab, lookup, leaf
+            self._with_gradient[number] = origin, leaf
 
         leaf.register_post_accumulate_grad_hook(got_gradient)  # type: ignore[no-untyped-call]
 
-    def push(self, following: RoutedBatch | None, *, more: bool) -> tuple[list[Pooled], TurnAnswer]:
-        """Push the gradients, and in the same call look up the rows of the batch that follows.
+    def gradient_tensors(self) -> list[Tensor]:
+        """The gradients since the last step, to be looked at or changed in place before it."""
+        return [leaf.grad for _, leaf in self._with_gradient.values() if leaf.grad is not None]
 
-        Args and returns: see :meth:`RemoteTables.update`.
-        """
-        gradients: list[Gradient] = []
-        for _, (server, slab, lookup, leaf) in sorted(self._with_gradient.items()):
-            if leaf.grad is not None:
-                gradients.append((server, slab, SlabPush(lookup, leaf.grad)))
-        lr = float(self.param_groups[0]["lr"])
-        answer = self._tables.update(gradients, lr, following, more=more)
-        self.zero_grad()
-        return answer
+    def gradients(self, *, skip: bool = False) -> Gradients:
+        """The gradients since the last step, in the order of their lookups, with the rates."""
+        pushes = [
+            (origin.server, origin.slab, origin.push(leaf.grad))
+            for _, (origin, leaf) in sorted(self._with_gradient.items(), key=lambda item: item[0])
+            if leaf.grad is not None
+        ]
+        lrs: dict[str, list[float]] = {name: [] for name in self._tables.specs}
+        for group in self.param_groups:
+            for table in group["tables"]:
+                lrs[table].append(float(group["lr"]))
+        return Gradients(pushes, lrs, skip)
+
+
+def _groups(tables: RemoteTables) -> list[dict[str, Any]]:
+    by_setting: dict[SparseOptimizerSettings, list[str]] = {}
+    groups: list[dict[str, Any]] = []
+    for name, spec in tables.specs.items():
+        if isinstance(spec.optimizer, SparseOptimizerSettings):
+            by_setting.setdefault(spec.optimizer, []).append(name)
+        else:
+            groups += [_group((name,), lr) for lr in tables.module_lrs[name]]
+    groups = [_group(tuple(names), s.lr) for s, names in by_setting.items()] + groups
+    return groups or [_group((), 0.0)]
+
+
+def _group(names: tuple[str, ...], lr: float) -> dict[str, Any]:
+    stand_in = torch.nn.Parameter(torch.empty(0))  # Optimizer insists on a tensor
+    return {"params": [stand_in], "tables": names, "lr": lr}

@@ -5,194 +5,164 @@ Shapes: U rows asked for, D columns.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hybridpar.errors import SpecError
-from hybridpar.features import FeatureValue, to_bags
-from hybridpar.messages import (
-    Lookups,
-    ModelRequest,
-    Pooled,
-    SlabPush,
-    Turn,
-    TurnAnswer,
-    Update,
-)
-from hybridpar.optim import SparseOptimizerSettings
-from hybridpar.sharding import Shard
+from hybridpar.features import FeatureValue, check
+from hybridpar.messages import Lookups, ModelRequest, Pooled
+from hybridpar.sharding import Placement, Shard
 from hybridpar.specs import RemoteEmbeddingSpec
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.routing import RoutedBatch, Router
-
-Gradient: TypeAlias = tuple[int, int, SlabPush]
-"""(server, slab, what to push there)"""
+from hybridpar.transport import Peer, Reply
 
 _READ_BYTES = 16 << 20  # rows are read in pieces of about this size
 
 
 class RemoteTables:
-    """Lookups, turns and reads on the tables of one model.
+    """Lookups and reads on the tables of one model; how it is trained is an `Exchange`'s matter.
 
-    Building it is collective: every trainer builds it, with equal specs and settings.
+    Building it is collective: every trainer builds it, with equal requests.
 
     Args:
-        specs: the model's tables.
         ctx: this trainer's context.
-        settings: the sparse optimizer.
+        request: the model's tables and consistency.
 
     Raises:
-        SpecError: if the trainers' specs differ.
+        SpecError: if the trainers' requests differ, or one cannot be sent to the servers.
     """
 
-    def __init__(
-        self,
-        specs: tuple[RemoteEmbeddingSpec, ...],
-        ctx: TrainerContext,
-        settings: SparseOptimizerSettings,
-    ) -> None:
-        placed = ctx._place(ModelRequest(ctx.rank, specs, settings, torch.initial_seed()))
-        self.specs = {spec.name: spec for spec in specs}
-        self.settings = settings
+    def __init__(self, ctx: TrainerContext, request: ModelRequest) -> None:
+        _check_picklable(request.specs)
+        placed = ctx._place(request)
+        self.specs = {spec.name: spec for spec in request.specs}
+        self.request = request
         self.plan = placed.plan
-        self._ctx = ctx
-        self._model_id = placed.model_id
-        self._servers = {
-            rank: ctx._servers[rank] for rank, slabs in enumerate(placed.plan.slabs) if slabs
-        }
-        self._router = Router(specs, placed.plan)
-        self.epoch = 0
-        self._round = 0
+        self.module_lrs = placed.module_lrs
+        self.model_id = placed.model_id
+        self.ctx = ctx
+        self.frozen = {spec.name for spec in request.specs if not spec.trainable}
+        used = set(self.plan.modules.values()).union(
+            rank for rank, slabs in enumerate(self.plan.slabs) if slabs
+        )
+        self.servers = {rank: ctx._servers[rank] for rank in sorted(used)}
+        self._router = Router(request.specs, placed.plan, ctx.rank)
 
     @property
-    def device(self) -> torch.device:
-        """Where embeddings are wanted."""
-        return self._ctx.device
+    def master(self) -> Peer:
+        """The connection to the master."""
+        return self.ctx._master
 
-    def route(self, inputs: Mapping[str, FeatureValue], ahead: int = 0) -> RoutedBatch:
+    def route(
+        self, inputs: Mapping[str, FeatureValue], *, train: bool, ahead: int = 0
+    ) -> RoutedBatch:
         """Check a batch's features and split their ids by server.
 
         Args:
             inputs: what ``sparse_inputs`` returned.
+            train: whether hosted modules run in training mode.
             ahead: how many steps after the one under way the batch is for.
         """
-        step = (self._ctx.step or 0) + ahead
-        return self._router.route(inputs, f"{self._ctx.name} (batch of step {step})")
+        where = f"{self.ctx.name} (batch of step {(self.ctx.step or 0) + ahead})"
+        return self._router.route(inputs, where, train=train, frozen=self.frozen)
 
     def lookup(self, batch: RoutedBatch) -> list[Pooled]:
         """Ask every server for a batch's rows as they are now."""
-        self._ctx.step = self._ctx.step or 0
-        replies = {
-            rank: server.send("lookup", self._model_id, batch.lookups[rank])
-            for rank, server in self._servers.items()
+        self.ctx.step = self.ctx.step or 0
+        return self.wait(self.send_lookups("lookup", batch))
+
+    def send_lookups(self, method: str, batch: RoutedBatch, *args: object) -> dict[int, Reply]:
+        """Send a batch's lookups to the servers; their replies to be, by server."""
+        return {
+            rank: server.send(method, self.model_id, *args, batch.lookups[rank])
+            for rank, server in self.servers.items()
         }
-        return self._by_server({rank: reply.wait() for rank, reply in replies.items()})
 
-    def open_epoch(self, batch: RoutedBatch | None) -> tuple[list[Pooled], TurnAnswer]:
-        """Begin a pass over the data together with all trainers.
+    def wait(self, replies: Mapping[int, Reply]) -> list[Pooled]:
+        """Every server's answer to a batch's lookups, in the order of all servers."""
+        answers: dict[int, Pooled] = {rank: reply.wait() for rank, reply in replies.items()}
+        return self.by_server(answers)
 
-        Args:
-            batch: this trainer's first batch, None if it has none.
+    def by_server(self, answers: Mapping[int, Pooled]) -> list[Pooled]:
+        """Answers in the order of all servers; one that holds nothing answers nothing."""
+        return [answers.get(rank, Pooled(())) for rank in range(len(self.plan.slabs))]
 
-        Returns:
-            The batch's rows for each server, and any one server's answer.
-        """
-        self._ctx.step = self._ctx.step or 0
-        self.epoch += 1
-        self._round = 0
-        return self._take_turn(dict.fromkeys(self._servers), batch, more=batch is not None)
-
-    def update(
-        self,
-        gradients: Sequence[Gradient],
-        lr: float,
-        following: RoutedBatch | None,
-        *,
-        more: bool,
-    ) -> tuple[list[Pooled], TurnAnswer]:
-        """Push this trainer's gradients of one step; the servers step once all have pushed.
-
-        Args:
-            gradients: what is to be pushed, by server and slab.
-            lr: learning rate.
-            following: a batch whose rows are wanted after the update.
-            more: whether this trainer takes part in the next round of the epoch.
-
-        Returns:
-            The rows of ``following`` for each server, and any one server's answer.
-        """
-        pushes: dict[int, list[list[SlabPush]]] = {
-            rank: [[] for _ in self.plan.slabs[rank]] for rank in self._servers
-        }
-        for server, slab, push in gradients:
-            pushes[server][slab].append(push)
-        updates: dict[int, Update | None] = {
-            rank: Update(tuple(map(tuple, by_slab)), (lr,) * len(by_slab))
-            for rank, by_slab in pushes.items()
-        }
-        answer = self._take_turn(updates, following, more=more)
-        self._ctx.step = (self._ctx.step or 0) + 1
-        return answer
-
-    def close_epoch(self) -> tuple[int, ...]:
-        """Wait until every trainer has ended the epoch; the ranks of its last round."""
-        replies = [
-            server.send("close_epoch", self._model_id, self._ctx.rank, self.epoch)
-            for server in self._servers.values()
-        ]
-        stayed: list[tuple[int, ...]] = [reply.wait() for reply in replies]
-        return stayed[0]  # every server saw the same
+    def lookups_of(self, batch: RoutedBatch | None, server: int) -> Lookups | None:
+        """What a batch wants of one server."""
+        return None if batch is None else batch.lookups[server]
 
     def read(self, table: str, what: str, ids: Tensor | None = None) -> Tensor:
         """Logical rows of a table's weight or optimizer state: (U, its width), on the CPU."""
-        spec = self.specs.get(table)
-        if spec is None:
-            raise SpecError(f"No table is named '{table}'. The model has {', '.join(self.specs)}.")
+        spec = self._spec(table)
+        if spec.module is not None:
+            raise SpecError(f"'{table}' is a module, not a table. Use model.module_state_dict.")
         if ids is None:
             ids = torch.arange(spec.num_embeddings)
         else:
-            ids = to_bags("ids", spec, ids, self._ctx.name).indices
-        shards = self.plan.placements[table].shards
+            ids = check("ids", _plain(spec), ids, self.ctx.name).bags.indices
+        placement = self.plan.placements[table]
         piece = max(1, _READ_BYTES // (spec.embedding_dim * 4))
-        parts = [self._read_piece(shards, what, chunk) for chunk in torch.split(ids, piece)]
+        parts = [self._read_piece(placement, what, chunk) for chunk in torch.split(ids, piece)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _read_piece(self, shards: Sequence[Shard], what: str, ids: Tensor) -> Tensor:
-        replies = []
-        for index, shard in enumerate(shards):
-            positions = (ids.remainder(len(shards)) == index).nonzero().squeeze(1)
-            rows = ids[positions].div(len(shards), rounding_mode="floor") + shard.first_row
-            server = self._servers[shard.server]
-            replies.append((positions, server.send("read", self._model_id, shard.slab, what, rows)))
-        answers = [(positions, reply.wait()) for positions, reply in replies]
+    def module_state_dict(self, name: str) -> dict[str, Tensor]:
+        """A hosted module's parameters and buffers, on the CPU."""
+        spec = self._spec(name)
+        if spec.module is None:
+            raise SpecError(f"'{name}' is a table, not a module. Use model.rows.")
+        server = self.servers[self.plan.modules[name]]
+        state: dict[str, Tensor] = server.call("module_state", self.model_id, name)
+        return state
+
+    def _spec(self, name: str) -> RemoteEmbeddingSpec:
+        if name not in self.specs:
+            raise SpecError(f"No table is named '{name}'. The model has {', '.join(self.specs)}.")
+        return self.specs[name]
+
+    def _read_piece(self, placement: Placement, what: str, ids: Tensor) -> Tensor:
+        if placement.sharding == "column_wise":
+            replies = [self._ask(shard, what, ids) for shard in placement.shards]
+            return torch.cat([reply.wait() for reply in replies], dim=1)
+        count = placement.num_row_shards
+        asked = []
+        for index, shard in enumerate(placement.shards):
+            positions = (ids.remainder(count) == index).nonzero().squeeze(1)
+            rows = ids[positions].div(count, rounding_mode="floor")
+            asked.append((positions, self._ask(shard, what, rows)))
+        answers = [(positions, reply.wait()) for positions, reply in asked]
         out = torch.empty(ids.numel(), answers[0][1].shape[1])
-        for positions, rows in answers:
-            out[positions] = rows
+        for positions, values in answers:
+            out[positions] = values
         return out
 
-    def _take_turn(
-        self, updates: Mapping[int, Update | None], following: RoutedBatch | None, *, more: bool
-    ) -> tuple[list[Pooled], TurnAnswer]:
-        replies = {}
-        for rank, server in self._servers.items():
-            nothing: Lookups = (None,) * len(self.plan.slabs[rank])
-            turn = Turn(
-                rank=self._ctx.rank,
-                epoch=self.epoch,
-                step=self._round,
-                update=updates[rank],
-                lookups=nothing if following is None else following.lookups[rank],
-                more=more,
-            )
-            replies[rank] = server.send("take_turn", self._model_id, turn)
-        self._round += 1
-        answers: dict[int, TurnAnswer] = {rank: reply.wait() for rank, reply in replies.items()}
-        pooled = self._by_server({rank: answer.pooled for rank, answer in answers.items()})
-        return pooled, next(iter(answers.values()))
+    def _ask(self, shard: Shard, what: str, rows: Tensor) -> Reply:
+        server = self.servers[shard.server]
+        return server.send("read", self.model_id, shard.slab, what, rows + shard.first_row)
 
-    def _by_server(self, answers: dict[int, Pooled]) -> list[Pooled]:
-        """Answers in the order of all servers; one without rows answers nothing."""
-        return [answers.get(rank, ()) for rank in range(len(self.plan.slabs))]
+
+def _plain(spec: RemoteEmbeddingSpec) -> RemoteEmbeddingSpec:
+    """The spec's rows as they are, padding included."""
+    return RemoteEmbeddingSpec(
+        spec.name, num_embeddings=spec.num_embeddings, embedding_dim=spec.embedding_dim
+    )
+
+
+def _check_picklable(specs: Sequence[RemoteEmbeddingSpec]) -> None:
+    for spec in specs:
+        values: dict[str, Any] = {"init": spec.init, "module": spec.module, "args": spec.args,
+                                  "kwargs": spec.kwargs, "optimizer": spec.optimizer}  # fmt: skip
+        for what, value in values.items():
+            if isinstance(value, Tensor):
+                continue
+            try:
+                pickle.dumps(value)
+            except Exception as error:
+                raise SpecError(
+                    f"'{spec.name}' has {what}={value!r}, which cannot be sent to a server: "
+                    f"{error}. Define it at the top of a module, or use functools.partial."
+                ) from error

@@ -1,0 +1,69 @@
+"""`RollCall`: the rounds of an epoch, joined by whoever still has data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from hybridpar.gather import Gather
+from hybridpar.messages import Turn
+
+Ranks: TypeAlias = tuple[int, ...]
+
+
+class RollCall:
+    """Gathers the trainers' turns, round after round.
+
+    All trainers join the round that opens an epoch, and each round says who joins the next: those
+    whose turn had ``more``. So an epoch ends cleanly whatever number of batches each trainer has.
+
+    Args:
+        what: who gathers, for messages.
+        num_trainers: how many trainers there are.
+        timeout_s: longest wait for the last, in seconds.
+        action: done once a round with all its turns, by rank, before anyone is answered.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        num_trainers: int,
+        timeout_s: float,
+        action: Callable[[dict[int, Turn]], None],
+    ) -> None:
+        self._all: Ranks = tuple(range(num_trainers))
+        self._joined = self._all
+        self._active: Ranks = ()
+        self._action = action
+        self._turns: Gather[Turn, tuple[Ranks, Ranks]] = Gather(what, self._complete, timeout_s)
+        self._ends: Gather[None, Ranks] = Gather(what, lambda _: self._joined, timeout_s)
+
+    def arrive(self, turn: Turn, *, opens: bool) -> tuple[Ranks, Ranks]:
+        """Join a round and wait for the rest.
+
+        Args:
+            turn: what this trainer brings.
+            opens: whether the round opens an epoch, so that every trainer is in it.
+
+        Returns:
+            The ranks that were in it, and those that will be in the next one of the epoch.
+        """
+        key = f"step {turn.step}" + (f" of epoch {turn.epoch}" if turn.epoch else "")
+        return self._turns.arrive(
+            key, turn.rank, turn, lambda: self._all if opens or not self._active else self._active
+        )
+
+    def close(self, rank: int, epoch: int) -> Ranks:
+        """Wait until every trainer has ended the epoch; the ranks of its last round."""
+        return self._ends.arrive(f"the end of epoch {epoch}", rank, None, lambda: self._all)
+
+    def leave(self, rank: int, why: str) -> None:
+        """A trainer will not come any more: rounds that wait for it fail, saying ``why``."""
+        self._turns.leave(rank, why)
+        self._ends.leave(rank, why)
+
+    def _complete(self, turns: dict[int, Turn]) -> tuple[Ranks, Ranks]:
+        self._action(turns)
+        self._joined = tuple(turns)
+        self._active = tuple(rank for rank, turn in turns.items() if turn.more)
+        return self._joined, self._active

@@ -1,0 +1,98 @@
+"""`ModelShard`: what one server holds of one model, read and updated as a whole."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from hybridpar.messages import Lookups, Pooled, ServedModel, Update
+from hybridpar.server.hosted import HostedModule
+from hybridpar.server.slab import Slab
+
+
+class ModelShard:
+    """The slabs and hosted modules of one model on this server.
+
+    Args:
+        served: what to hold.
+    """
+
+    def __init__(self, served: ServedModel) -> None:
+        specs = {spec.name: spec for spec in served.specs}
+        seed = served.request.seed
+        self._slabs = [Slab(layout, specs, seed) for layout in served.layouts]
+        self._modules = {name: HostedModule(specs[name], seed) for name in served.modules}
+        self._steps = 0
+        self._lock = threading.Lock()
+
+    def lookup(self, lookups: Lookups | None, behind: int = 0) -> Pooled:
+        """The rows and outputs that a trainer wants, as they are now."""
+        if lookups is None:
+            return Pooled(tuple(None for _ in self._slabs))
+        return Pooled(
+            tuple(
+                None if lookup is None else slab.lookup(lookup)
+                for slab, lookup in zip(self._slabs, lookups.slabs, strict=True)
+            ),
+            tuple(
+                self._modules[call.module].forward(lookups.rank, call) for call in lookups.modules
+            ),
+            behind,
+        )
+
+    @property
+    def lock(self) -> threading.Lock:
+        """Held by an update; a lookup beside updates on arrival holds it, so as to see it whole."""
+        return self._lock
+
+    def apply(self, updates: Mapping[int, Update], divisor: int) -> None:
+        """One optimizer step with the trainers' gradients, in rank order.
+
+        Args:
+            updates: each trainer's part, by rank.
+            divisor: what the sum of the gradients is divided by.
+        """
+        with self._lock:
+            if not updates or any(update.skip for update in updates.values()):
+                return
+            self._steps += 1
+            first = next(iter(updates.values()))
+            for index, slab in enumerate(self._slabs):
+                pushes = [push for update in updates.values() for push in update.slabs[index]]
+                scale = 1.0 if first.scales is None else first.scales[index]
+                slab.apply(pushes, lr=first.lrs[index], divisor=divisor, t=self._steps, scale=scale)
+            for name, module in self._modules.items():
+                gradients = [
+                    (rank, [push for push in update.modules if push.module == name])
+                    for rank, update in updates.items()
+                ]
+                module.apply(gradients, divisor, first.module_lrs[name])
+
+    def gradient_squares(self, updates: Mapping[int, Update], divisor: int) -> tuple[float, ...]:
+        """For each slab that clips by norm, the squared norm of its gradient; 0 for the others."""
+        return tuple(
+            slab.gradient_square(
+                [push for update in updates.values() for push in update.slabs[index]], divisor
+            )
+            if slab.clips_norm
+            else 0.0
+            for index, slab in enumerate(self._slabs)
+        )
+
+    def read(self, slab: int, what: str, rows: Tensor) -> Tensor:
+        """Rows of one slab's weight or state."""
+        with self._lock, torch.no_grad():
+            return self._slabs[slab].read(what, rows)
+
+    def module_state(self, name: str) -> dict[str, Tensor]:
+        """A hosted module's parameters and buffers."""
+        with self._lock:
+            return self._modules[name].state_dict()
+
+    @property
+    def module_lrs(self) -> dict[str, list[float]]:
+        """The learning rates that the hosted modules' optimizers were built with."""
+        return {name: module.lrs for name, module in self._modules.items()}

@@ -1,0 +1,112 @@
+"""`AsyncExchange`: updates are applied on arrival; lookups run ahead of them."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hybridpar.messages import Pooled, Turn, TurnAnswer
+from hybridpar.rollcall import Ranks
+from hybridpar.trainer.exchange import Exchange, Gradients, Round
+from hybridpar.trainer.routing import RoutedBatch
+from hybridpar.trainer.tables import RemoteTables
+from hybridpar.transport import Reply
+
+_PUSHES_UNDER_WAY = 2
+
+
+class AsyncExchange(Exchange):
+    """Each trainer's gradients change the tables as soon as they arrive.
+
+    While a batch is computed the rows of the next are already on their way, so they lack the
+    updates that the batch under way will make: they are *stale*. Under a bound of k steps a server
+    holds a lookup back until its rows lack no more than k steps of any trainer; with k = 0 nothing
+    is fetched ahead. The dense half stays in step (DDP), so trainers that have run out of data are
+    found by calling the roll at the master, which also happens meanwhile.
+
+    Source of the split into asynchronous sparse and synchronous dense updates: Lian et al.,
+    "Persia", KDD 2022.
+    """
+
+    def __init__(self, tables: RemoteTables) -> None:
+        super().__init__(tables)
+        bound = tables.request.staleness
+        self._ahead = bound is None or bound > 0
+        self._following: RoutedBatch | None = None
+        self._fetched: dict[int, Reply] | None = None
+        self._roll: Reply | None = None
+        self._pushes: deque[Reply] = deque()
+        self._done = 0  # this trainer's updates in the epoch; by hand, in all
+
+    def open(self, batch: RoutedBatch | None) -> Round:  # noqa: D102
+        self._tables.ctx.step = self._tables.ctx.step or 0
+        self._epoch += 1
+        self._step = 0
+        self._done = 0
+        for server in self._tables.servers.values():
+            server.call("enter", self._tables.model_id, self._tables.ctx.rank)
+        # Only now the roll: when it is complete, every server knows that every trainer is in.
+        self._following = batch
+        self._roll = self._call_roll(more=batch is not None)
+        return self._next_round()
+
+    def announce(self, following: RoutedBatch | None) -> None:  # noqa: D102
+        self._following = following
+        self._roll = self._call_roll(more=following is not None)
+        if following is not None and self._ahead:
+            self._fetched = self._fetch(following, self._done + 1)
+
+    def complete(self, gradients: Gradients) -> Round:  # noqa: D102
+        self._send(gradients)
+        return self._next_round()
+
+    def push(self, gradients: Gradients) -> None:  # noqa: D102
+        self._send(gradients)
+
+    def lookup(self, batch: RoutedBatch) -> list[Pooled]:  # noqa: D102
+        self._tables.ctx.step = self._tables.ctx.step or 0
+        pooled = self._tables.wait(self._fetch(batch, self._done))
+        self._note(batch, pooled)
+        return pooled
+
+    def settle(self) -> None:  # noqa: D102
+        while self._pushes:
+            self._pushes.popleft().wait()
+
+    def close(self) -> Ranks:  # noqa: D102
+        self.settle()
+        for server in self._tables.servers.values():
+            server.call("leave", self._tables.model_id, self._tables.ctx.rank)
+        stayed: Ranks = self._tables.master.call(
+            "close_epoch", self._tables.model_id, self._tables.ctx.rank, self._epoch
+        )
+        return stayed
+
+    def _fetch(self, batch: RoutedBatch, step: int) -> dict[int, Reply]:
+        return self._tables.send_lookups("lookup_for", batch, step)
+
+    def _send(self, gradients: Gradients) -> None:
+        model_id, rank = self._tables.model_id, self._tables.ctx.rank
+        for server, update in self.updates(gradients, (rank,)).items():
+            self._pushes.append(self._tables.servers[server].send("push", model_id, rank, update))
+        while len(self._pushes) > _PUSHES_UNDER_WAY * len(self._tables.servers):
+            self._pushes.popleft().wait()
+        self._done += 1
+        self._count_step()
+
+    def _call_roll(self, *, more: bool) -> Reply:
+        turn = Turn(self._tables.ctx.rank, self._epoch, self._step, more)
+        self._step += 1
+        return self._tables.master.send("take_turn", self._tables.model_id, turn)
+
+    def _next_round(self) -> Round:
+        """The rows of the batch that comes next, fetched by now or fetched here."""
+        following, fetched = self._following, self._fetched
+        self._following = self._fetched = None
+        if following is not None and fetched is None:
+            fetched = self._fetch(following, self._done)
+        pooled = self._tables.wait(fetched or {})
+        if following is not None:
+            self._note(following, pooled)
+        assert self._roll is not None
+        answer: TurnAnswer = self._roll.wait()
+        return Round(pooled, answer.active)

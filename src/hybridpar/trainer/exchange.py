@@ -1,0 +1,238 @@
+"""How trainers and servers move through the steps of an epoch: `SyncExchange`.
+
+An exchange is used alike whatever the consistency:
+
+    round = exchange.open(first batch)
+    for each batch:
+        exchange.announce(next batch)           # before the forward: what may be fetched meanwhile
+        ... forward and backward with round's rows ...
+        round = exchange.complete(gradients)    # push; the next batch's rows
+    exchange.close()
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hybridpar.messages import ModulePush, Pooled, SlabPush, Turn, TurnAnswer, Update
+from hybridpar.rollcall import Ranks
+from hybridpar.trainer.routing import RoutedBatch
+from hybridpar.trainer.tables import RemoteTables
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What one trainer has for the servers after a backward pass.
+
+    Attributes:
+        pushes: (server, slab, push), the slab -1 for a hosted module.
+        lrs: for each table or module, its learning rates: one, or one a group of its optimizer.
+        skip: whether nobody's gradients of this step are to be applied.
+    """
+
+    pushes: Sequence[tuple[int, int, SlabPush | ModulePush]]
+    lrs: Mapping[str, list[float]]
+    skip: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The rows for a trainer's next batch, and who takes part in the step that uses them."""
+
+    pooled: list[Pooled]
+    active: Ranks
+
+
+class Exchange(ABC):
+    """What `TrainerLoop` and `SparseOptimizer` need of the servers in a step."""
+
+    def __init__(self, tables: RemoteTables) -> None:
+        self._tables = tables
+        self._everyone: Ranks = tuple(range(tables.ctx.num_trainers))
+        self._epoch = 0
+        self._step = 0
+        self.staleness: dict[str, Counter[int]] = {}
+
+    @abstractmethod
+    def open(self, batch: RoutedBatch | None) -> Round:
+        """Begin an epoch together with all trainers; None if this one has no batch."""
+
+    @abstractmethod
+    def announce(self, following: RoutedBatch | None) -> None:
+        """Say which batch comes after the one under way; None if it is the last."""
+
+    @abstractmethod
+    def complete(self, gradients: Gradients) -> Round:
+        """Push the gradients of the batch under way, and get the rows of the announced one."""
+
+    @abstractmethod
+    def push(self, gradients: Gradients) -> None:
+        """Push outside an epoch, for loops by hand; every trainer does so equally often."""
+
+    @abstractmethod
+    def close(self) -> Ranks:
+        """End the epoch: the ranks of its last round, whose dense half is the newest."""
+
+    def lookup(self, batch: RoutedBatch) -> list[Pooled]:
+        """A batch's rows as they are now."""
+        return self._tables.lookup(batch)
+
+    def settle(self) -> None:  # noqa: B027 - nothing is under way unless a subclass says so
+        """Wait until every update of this trainer is applied."""
+
+    def updates(self, gradients: Gradients, ranks: Ranks) -> dict[int, Update]:
+        """The gradients as one update a server."""
+        plan, servers = self._tables.plan, self._tables.servers
+        slabs: dict[int, list[list[SlabPush]]] = {
+            rank: [[] for _ in plan.slabs[rank]] for rank in servers
+        }
+        modules: dict[int, list[ModulePush]] = {rank: [] for rank in servers}
+        for server, slab, push in gradients.pushes:
+            if isinstance(push, SlabPush):
+                slabs[server][slab].append(push)
+            else:
+                modules[server].append(push)
+        updates = {
+            rank: Update(
+                slabs=tuple(map(tuple, slabs[rank])),
+                modules=tuple(modules[rank]),
+                lrs=tuple(gradients.lrs[slab.parts[0].table][0] for slab in plan.slabs[rank]),
+                module_lrs={
+                    name: gradients.lrs[name] for name, on in plan.modules.items() if on == rank
+                },
+                skip=gradients.skip,
+            )
+            for rank in servers
+        }
+        return self._scaled(updates, ranks)
+
+    def _scaled(self, updates: dict[int, Update], ranks: Ranks) -> dict[int, Update]:
+        """With the factors that clip tables' gradients by norm, if any table asks for it.
+
+        A table's norm spans the servers that its rows are on: they tell their parts first.
+        """
+        slabs = self._tables.plan.slabs
+        clips = {
+            slab.kind.alone: slab.kind.settings.clip_norm or 0.0
+            for rank in updates
+            for slab in slabs[rank]
+            if slab.kind.alone
+        }
+        if not clips:
+            return updates
+        step = self._tables.ctx.step
+        replies = {
+            rank: self._tables.servers[rank].send(
+                "gradient_squares",
+                self._tables.model_id,
+                self._tables.ctx.rank,
+                step,
+                update,
+                ranks,
+            )
+            for rank, update in updates.items()
+        }
+        squares = {rank: reply.wait() for rank, reply in replies.items()}
+        totals = dict.fromkeys(clips, 0.0)
+        for rank, values in squares.items():
+            for slab, square in zip(slabs[rank], values, strict=True):
+                if slab.kind.alone:
+                    totals[slab.kind.alone] += square
+        # As torch.nn.utils.clip_grad_norm_ has it, small number included.
+        factors = {
+            table: min(1.0, clip / (totals[table] ** 0.5 + 1e-6)) for table, clip in clips.items()
+        }
+        return {
+            rank: replace(
+                update, scales=tuple(factors.get(slab.kind.alone, 1.0) for slab in slabs[rank])
+            )
+            for rank, update in updates.items()
+        }
+
+    def _note(self, batch: RoutedBatch, pooled: list[Pooled]) -> None:
+        """Count how far behind the rows of a batch's tables were."""
+        behind = max((answer.behind for answer in pooled), default=0)
+        for table in batch.tables:
+            self.staleness.setdefault(table, Counter())[behind] += 1
+
+    def _count_step(self) -> None:
+        self._tables.ctx.step = (self._tables.ctx.step or 0) + 1
+
+
+class SyncExchange(Exchange):
+    """Every step is one: the servers gather all trainers' gradients and step once.
+
+    One round trip a step: the answer to the push brings the rows of the announced batch, read after
+    the update, so that looking ahead changes no result.
+    """
+
+    def __init__(self, tables: RemoteTables) -> None:
+        super().__init__(tables)
+        self._following: RoutedBatch | None = None
+        self._active = self._everyone
+        self._even = True
+
+    def open(self, batch: RoutedBatch | None) -> Round:  # noqa: D102
+        self._tables.ctx.step = self._tables.ctx.step or 0
+        self._epoch += 1
+        self._step = 0
+        return self._take_turn(dict.fromkeys(self._tables.servers), batch)
+
+    def announce(self, following: RoutedBatch | None) -> None:  # noqa: D102
+        self._following = following
+
+    def complete(self, gradients: Gradients) -> Round:  # noqa: D102
+        following, self._following = self._following, None
+        updates: dict[int, Update | None] = {**self.updates(gradients, self._active)}
+        result = self._take_turn(updates, following)
+        self._count_step()
+        return result
+
+    def push(self, gradients: Gradients) -> None:  # noqa: D102
+        self._active = self._everyone
+        updates: dict[int, Update | None] = {**self.updates(gradients, self._active)}
+        self._take_turn(updates, None, more=True)
+        self._count_step()
+
+    def close(self) -> Ranks:  # noqa: D102
+        if self._even:
+            return self._everyone
+        replies = [
+            server.send("close_epoch", self._tables.model_id, self._tables.ctx.rank, self._epoch)
+            for server in self._tables.servers.values()
+        ]
+        stayed: list[Ranks] = [reply.wait() for reply in replies]
+        return stayed[0]  # every server saw the same
+
+    def _take_turn(
+        self,
+        updates: Mapping[int, Update | None],
+        following: RoutedBatch | None,
+        *,
+        more: bool | None = None,
+    ) -> Round:
+        replies = {}
+        for rank, server in self._tables.servers.items():
+            turn = Turn(
+                rank=self._tables.ctx.rank,
+                epoch=self._epoch,
+                step=self._step,
+                more=following is not None if more is None else more,
+                update=updates[rank],
+                lookups=self._tables.lookups_of(following, rank),
+            )
+            replies[rank] = server.send("take_turn", self._tables.model_id, turn)
+        self._step += 1
+        answers: dict[int, TurnAnswer] = {rank: reply.wait() for rank, reply in replies.items()}
+        pooled = {rank: answer.pooled or Pooled(()) for rank, answer in answers.items()}
+        any_answer = next(iter(answers.values()))  # all servers saw the same trainers
+        self._active = any_answer.active
+        # Everyone was in this round and nobody goes on: so it is with all trainers or with none.
+        self._even = any_answer.joined == self._everyone and not any_answer.active
+        result = Round(self._tables.by_server(pooled), any_answer.active)
+        if following is not None:
+            self._note(following, result.pooled)
+        return result
