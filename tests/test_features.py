@@ -31,7 +31,7 @@ def jagged(*bags: list[int]) -> torch.Tensor:
         (POOLED, ids(-1, 2), "negative id -1 for table 't'"),
         (ONE_ID, torch.tensor([1.0]), r"dtype torch.float32. Give int64 or int32: ids.long\(\)"),
         (ONE_ID, [1, 2], "is a list. Give a tensor of ids"),
-        (ONE_ID, ids(1).reshape(1, 1, 1), r"has shape \(1, 1, 1\). Give a 1-D or 2-D tensor"),
+        (ONE_ID, torch.tensor(1), r"has shape \(\). Give a 1-D or 2-D tensor"),
         (POOLED, ids(1).reshape(1, 1, 1), r"Give a 1-D or 2-D tensor"),
         (POOLED, (ids(1, 2), ids(1)), "offsets start at 1. The first must be 0"),
         (POOLED, (ids(1, 2, 3), ids(0, 2, 1)), "offset 1 of bag 2 is below the 2 before it"),

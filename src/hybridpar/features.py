@@ -5,6 +5,7 @@ Shapes: N ids, B bags, L ids a bag where every bag has the same length.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,7 +16,8 @@ from hybridpar.errors import InputError
 from hybridpar.specs import RemoteEmbeddingSpec
 
 FeatureValue: TypeAlias = Tensor | tuple[Tensor | None, ...]
-"""What ``sparse_inputs`` gives for a table's feature: ``ids`` of shape (N,), (B, L) or jagged;
+"""What ``sparse_inputs`` gives for a table's feature: ``ids`` of shape (N,), (B, L) or jagged
+(of any shape if the table does not pool);
 ``(ids, offsets)``; or ``(ids, offsets, per_sample_weights)``, with offsets None for (B, L) ids. For
 a hosted module's feature: its forward's argument, or a tuple of them."""
 
@@ -91,7 +93,10 @@ def check(feature: str, spec: RemoteEmbeddingSpec, value: object, where: str) ->
     if jagged is not None:
         ids, offsets = _jagged_parts(what, jagged, offsets)
     shape = tuple(ids.shape)
-    bags = _flat_bags(what, ids) if offsets is None else _offset_bags(what, ids, offsets)
+    if offsets is None:
+        bags = _flat_bags(what, ids, pooled=spec.mode is not None)
+    else:
+        bags = _offset_bags(what, ids, offsets)
     _check_range(what, spec, bags.indices)
     if weights is not None:
         weights = _check_weights(what, spec, weights, shape)
@@ -126,9 +131,12 @@ def _jagged_parts(what: str, jagged: Tensor, offsets: Tensor | None) -> tuple[Te
     return jagged.values(), jagged.offsets()[:-1]  # type: ignore[attr-defined]
 
 
-def _flat_bags(what: str, ids: Tensor) -> Bags:
-    indices = _ids(what, ids, (1, 2))
+def _flat_bags(what: str, ids: Tensor, *, pooled: bool) -> Bags:
+    """Bags of ids that came without offsets: a bag a row if the table pools, else one an id."""
+    indices = _ids(what, ids, (1, 2) if pooled else range(1, 9))
     num_bags, width = indices.shape[0], 1 if indices.dim() == 1 else indices.shape[1]
+    if not pooled:
+        num_bags, width = indices.numel(), 1
     offsets = torch.arange(num_bags) * width
     return Bags(indices.reshape(-1), offsets, one_each=width == 1)
 
@@ -140,11 +148,11 @@ def _offset_bags(what: str, ids: Tensor, offsets: Tensor) -> Bags:
     return Bags(indices, starts)
 
 
-def _ids(what: str, value: Tensor, dims: tuple[int, ...]) -> Tensor:
+def _ids(what: str, value: Tensor, dims: Collection[int]) -> Tensor:
     if value.dtype not in (torch.int64, torch.int32):
         raise InputError(f"{what} has dtype {value.dtype}. Give int64 or int32: ids.long().")
     if value.dim() not in dims:
-        wanted = " or ".join(f"{n}-D" for n in dims)
+        wanted = " or ".join(f"{n}-D" for n in sorted(dims)[:2])
         raise InputError(f"{what} has shape {tuple(value.shape)}. Give a {wanted} tensor.")
     return value.detach().to("cpu", torch.int64).contiguous()
 

@@ -176,7 +176,7 @@ class TrainerLoop(Generic[Batch]):
         for number, (batch, routed) in enumerate(group):
             last = number == len(group) - 1
             pooled = current.pooled if number == 0 else self.model.exchange.lookup(routed)
-            embeddings = self.model.embed(routed, pooled)
+            embeddings = self.model.embed(routed, pooled, batch)
             if self._ctx.device.type != "cpu":
                 batch = to_device(batch, self._ctx.device)
             with nullcontext() if last else self._dense.no_sync(current.active):

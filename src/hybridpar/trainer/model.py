@@ -147,8 +147,8 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
         """
         routed = self.route(batch)
         if torch.is_grad_enabled():
-            return self.embed(routed, self.exchange.lookup(routed))
-        return self.embed(routed, self.tables.lookup(routed))
+            return self.embed(routed, self.exchange.lookup(routed), batch)
+        return self.embed(routed, self.tables.lookup(routed), batch)
 
     def rows(self, name: str, ids: Tensor | None = None) -> Tensor:
         """Rows of a table, after every push of this trainer so far; in sync mode, of all trainers.
@@ -224,8 +224,12 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
         """Check a batch's ids and split them by server: the beginning of a lookup."""
         return self.tables.route(self.sparse_inputs(batch), train=self.training, ahead=ahead)
 
-    def embed(self, routed: RoutedBatch, pooled: list[Pooled]) -> dict[str, Tensor]:
+    def embed(
+        self, routed: RoutedBatch, pooled: list[Pooled], batch: Batch
+    ) -> dict[str, Tensor]:
         """Turn the servers' answers to a routed batch into embeddings: the end of a lookup."""
+        if routed.learns_weights:
+            routed.refresh(self.sparse_inputs(batch))
         optimizer = self._sparse_optimizer
         watch = optimizer.watch if optimizer is not None and torch.is_grad_enabled() else None
         return routed.embeddings(pooled, self.tables.ctx.device, watch, self.tables.frozen)

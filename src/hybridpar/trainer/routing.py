@@ -92,6 +92,25 @@ class RoutedBatch:
         self._pieces = pieces
         self._features = features
 
+    @property
+    def learns_weights(self) -> bool:
+        """Whether any per-sample weights want a gradient."""
+        return any(
+            checked.weights is not None and checked.weights.requires_grad
+            for _, checked, _ in self._features.values()
+        )
+
+    def refresh(self, inputs: Mapping[str, FeatureValue]) -> None:
+        """Take the per-sample weights from ``sparse_inputs`` called anew.
+
+        A batch is routed while the one before it is computed; weights that a parameter makes must
+        come from the parameter as it is afterwards. The ids stay.
+        """
+        for feature, (spec, checked, placement) in self._features.items():
+            if checked.weights is not None:
+                again = check(feature, spec, inputs[feature], "this trainer")
+                self._features[feature] = spec, again, placement
+
     def embeddings(
         self, pooled: Sequence[Pooled], device: torch.device, watch: Watch | None,
         frozen: set[str],
