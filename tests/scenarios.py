@@ -141,7 +141,12 @@ SCENARIOS = [
         lambda g: torch.randint(ROWS - 4, ROWS, (5, 3), generator=g),
         embedding(padding_idx=-1),
     ),
-    Scenario("max_norm", {"mode": "sum", "max_norm": 1.5}, bags, embedding_bag(max_norm=1.5, mode="sum")),
+    Scenario(
+        "max_norm",
+        {"mode": "sum", "max_norm": 1.5},
+        bags,
+        embedding_bag(max_norm=1.5, mode="sum"),
+    ),
     Scenario(
         "max_norm_l1",
         {"max_norm": 2.0, "norm_type": 1.0},
@@ -175,7 +180,7 @@ SCENARIOS = [
         )
         for dtype in (torch.float16, torch.bfloat16)
     ),
-]  # fmt: skip
+]
 
 
 def values_of(scenario: Scenario, rank: int) -> list[Any]:

@@ -61,13 +61,13 @@ def by_torch(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], **init
 
 def row_wise_adagrad(rows: Tensor, state: State, grad: Tensor, t: int) -> None:
     grad = grad + 0.01 * rows
-    state["sum"] += (grad**2).sum(1, keepdim=True) / DIM
+    state["sum"] += (grad**2).sum(1, keepdim=True) / grad.shape[1]
     rows -= 0.1 * grad / (state["sum"] ** 0.5 + 1e-3)
 
 
 def row_wise_adam(rows: Tensor, state: State, grad: Tensor, t: int) -> None:
     state["exp_avg"].copy_(0.8 * state["exp_avg"] + 0.2 * grad)
-    square = (grad**2).sum(1, keepdim=True) / DIM
+    square = (grad**2).sum(1, keepdim=True) / grad.shape[1]
     state["exp_avg_sq"].copy_(0.9 * state["exp_avg_sq"] + 0.1 * square)
     first = state["exp_avg"] / (1 - 0.8**t)
     second = state["exp_avg_sq"] / (1 - 0.9**t)
@@ -78,7 +78,7 @@ def ftrl(rows: Tensor, state: State, grad: Tensor, t: int) -> None:
     """McMahan et al., algorithm 1, a value at a time."""
     alpha, beta, l1, l2 = 0.5, 1.0, 0.3, 0.1
     for r in range(rows.shape[0]):
-        for d in range(DIM):
+        for d in range(rows.shape[1]):
             w, g = float(rows[r, d]), float(grad[r, d])
             z, n = float(state["z"][r, d]), float(state["n"][r, d])
             sigma = (math.sqrt(n + g * g) - math.sqrt(n)) / alpha

@@ -25,6 +25,9 @@ class _Graph(NamedTuple):
 class HostedModule:
     """Runs a module's forward for the trainers, its backward for their gradients, and its steps.
 
+    Where updates are applied on arrival, a gradient may come for a forward that later updates have
+    overtaken. Its backward then goes through the activations of the forward and the weights of now.
+
     Args:
         spec: says how to build the module and its optimizer.
         model_seed: what modules without a seed derive theirs from.
@@ -47,7 +50,11 @@ class HostedModule:
 
     def _build_optimizer(self, spec: RemoteEmbeddingSpec) -> torch.optim.Optimizer | None:
         build = spec.optimizer
-        parameters = [p for p in self._module.parameters() if p.requires_grad]
+        self._parameters = [p for p in self._module.parameters() if p.requires_grad]
+        # The optimizer steps the same memory by tensors of its own: so no step makes a graph that
+        # still waits for its gradient complain of weights changed in place.
+        parameters = [nn.Parameter(p.data) for p in self._parameters]
+        self._stepped = parameters
         if not parameters:
             return None
         assert callable(build)
@@ -91,19 +98,20 @@ class HostedModule:
             lrs: learning rates of the optimizer's groups.
         """
         with self._lock:
-            stepped = False
+            any_came = False
             for rank, gradients in pushes:
                 for push in gradients:
                     graph = self._graphs.pop((rank, push.call), None)
                     if graph is not None:
                         graph.output.backward(push.grad / divisor)  # type: ignore[no-untyped-call]
-                        stepped = True
+                        any_came = True
                 self._forget(rank)
-            if stepped and self._optimizer is not None:
+            if any_came and self._optimizer is not None:
                 for group, lr in zip(self._optimizer.param_groups, lrs, strict=True):
                     group["lr"] = lr
+                for parameter, stepped in zip(self._parameters, self._stepped, strict=True):
+                    stepped.grad, parameter.grad = parameter.grad, None
                 self._optimizer.step()
-                self._optimizer.zero_grad()
 
     def _forget(self, rank: int) -> None:
         """Count a trainer's update, and drop its graphs that the loss did not use."""

@@ -224,9 +224,7 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
         """Check a batch's ids and split them by server: the beginning of a lookup."""
         return self.tables.route(self.sparse_inputs(batch), train=self.training, ahead=ahead)
 
-    def embed(
-        self, routed: RoutedBatch, pooled: list[Pooled], batch: Batch
-    ) -> dict[str, Tensor]:
+    def embed(self, routed: RoutedBatch, pooled: list[Pooled], batch: Batch) -> dict[str, Tensor]:
         """Turn the servers' answers to a routed batch into embeddings: the end of a lookup."""
         if routed.learns_weights:
             routed.refresh(self.sparse_inputs(batch))
