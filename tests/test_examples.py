@@ -119,3 +119,10 @@ def test_auc_counts_every_pair_and_halves_ties(movielens_data):
     above = scores[labels == 1].unsqueeze(1) - scores[labels == 0]
     by_pairs = ((above > 0).double() + (above == 0).double() / 2).mean()
     assert movielens_data.auc(scores, labels) == pytest.approx(float(by_pairs), abs=1e-12)
+
+
+@pytest.mark.parametrize("options", [["async"], ["bounded", "--staleness", 2]], ids=str)
+def test_updates_on_arrival_reach_the_same_auc(movielens, plain_aucs, options):
+    """Sync mode's AUC is the plain twin's, shown above."""
+    ours = aucs("movielens.py", movielens, "--servers", 2, "--consistency", *options)
+    assert ours[-1] == pytest.approx(plain_aucs[-1], rel=0, abs=0.005)

@@ -59,7 +59,7 @@ def evaluate(model, data):
     return auc(logits, data.test.labels)
 
 
-def train(ctx, data, epochs):
+def train(ctx, data, epochs, consistency, staleness):
     model = Recommender(data)
     loop = hp.TrainerLoop(
         model,
@@ -67,6 +67,8 @@ def train(ctx, data, epochs):
         loss=loss,
         dense_optimizer=lambda params: torch.optim.Adam(params, lr=1e-3),
         sparse_optimizer=hp.optim.Adagrad(lr=0.2),
+        consistency=consistency,
+        staleness=staleness,
     )
     aucs = []
     for epoch in range(epochs):
@@ -83,10 +85,13 @@ def main():
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--trainers", type=int, default=2)
     parser.add_argument("--servers", type=int, default=1)
+    parser.add_argument("--consistency", default="sync", help="sync, async or bounded")
+    parser.add_argument("--staleness", type=int, help="for bounded: steps that rows may lack")
     args = parser.parse_args()
     data = MovieLens(args.path)
     roles = hp.Roles(trainers=args.trainers, servers=args.servers)
-    results = hp.launch(train, roles=roles, args=(data, args.epochs), device="cpu")
+    settings = (data, args.epochs, args.consistency, args.staleness)
+    results = hp.launch(train, roles=roles, args=settings, device="cpu")
     return results[0]
 
 
