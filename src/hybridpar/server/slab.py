@@ -17,7 +17,7 @@ from hybridpar.features import bag_lengths
 from hybridpar.messages import SlabLookup, SlabPush
 from hybridpar.server.initial_values import fill
 from hybridpar.server.kernels import add_rows, gather_rows
-from hybridpar.server.rules import is_linear, rule_for
+from hybridpar.server.rules import is_linear, needs_rows, rule_for
 from hybridpar.sharding import SlabLayout
 from hybridpar.specs import RemoteEmbeddingSpec
 
@@ -40,6 +40,7 @@ class Slab:
         self._settings = layout.kind.settings
         self._rule = rule_for(self._settings)
         self._linear = is_linear(self._settings)
+        self._needs_rows = needs_rows(self._settings)
         self._renorm_lock = threading.Lock()
         columns = layout.kind.num_columns
         self.weight = torch.empty(layout.num_rows, columns, dtype=layout.kind.dtype)
@@ -94,12 +95,17 @@ class Slab:
             grads.mul_(scale)
         if self._settings.clip_value is not None:
             grads.clamp_(-self._settings.clip_value, self._settings.clip_value)
-        weight = gather_rows(self.weight, rows).float()
+        exact = self._kind.dtype == torch.float32
+        old = gather_rows(self.weight, rows).float() if self._needs_rows or not exact else None
         state = {name: gather_rows(values, rows) for name, values in self.state.items()}
-        self._rule(self._settings, weight, state, grads, lr, t)
-        self.weight.index_copy_(0, rows, weight.to(self._kind.dtype))
+        change = self._rule(self._settings, old, state, grads, lr, t)
         for name, values in state.items():
             self.state[name].index_copy_(0, rows, values)
+        if exact:
+            add_rows(self.weight, rows, change)
+        else:  # round once, after the sum
+            assert old is not None
+            self.weight.index_copy_(0, rows, old.add_(change).to(self._kind.dtype))
 
     def gradient_square(self, pushes: Sequence[SlabPush], divisor: int) -> float:
         """The squared norm of the gradient that :meth:`apply` would use."""
