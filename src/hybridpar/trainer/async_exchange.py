@@ -55,12 +55,13 @@ class AsyncExchange(Exchange):
         if following is not None and self._ahead:
             self._fetched = self._fetch(following, self._done + 1)
 
-    def complete(self, gradients: Gradients) -> Round:  # noqa: D102
-        self._send(gradients)
+    def complete(self) -> Round:  # noqa: D102
+        self._count_step()
         return self._next_round()
 
     def push(self, gradients: Gradients) -> None:  # noqa: D102
-        self._send(gradients)
+        self.send(gradients)
+        self._count_step()
 
     def lookup(self, batch: RoutedBatch) -> list[Pooled]:  # noqa: D102
         self._tables.ctx.step = self._tables.ctx.step or 0
@@ -84,14 +85,13 @@ class AsyncExchange(Exchange):
     def _fetch(self, batch: RoutedBatch, step: int) -> dict[int, Reply]:
         return self._tables.send_lookups("lookup_for", batch, step)
 
-    def _send(self, gradients: Gradients) -> None:
+    def send(self, gradients: Gradients) -> None:  # noqa: D102
         model_id, rank = self._tables.model_id, self._tables.ctx.rank
         for server, update in self.updates(gradients, (rank,)).items():
             self._pushes.append(self._tables.servers[server].send("push", model_id, rank, update))
         while len(self._pushes) > _PUSHES_UNDER_WAY * len(self._tables.servers):
             self._pushes.popleft().wait()
         self._done += 1
-        self._count_step()
 
     def _call_roll(self, *, more: bool) -> Reply:
         turn = Turn(self._tables.ctx.rank, self._epoch, self._step, more)

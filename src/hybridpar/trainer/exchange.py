@@ -6,7 +6,9 @@ An exchange is used alike whatever the consistency:
     for each batch:
         exchange.announce(next batch)           # before the forward: what may be fetched meanwhile
         ... forward and backward with round's rows ...
-        round = exchange.complete(gradients)    # push; the next batch's rows
+        exchange.send(gradients)                # as soon as they are there: DDP may still reduce
+        ... step the dense half ...
+        round = exchange.complete()             # the next batch's rows
     exchange.close()
 """
 
@@ -21,6 +23,7 @@ from hybridpar.messages import ModulePush, Pooled, SlabPush, Turn, TurnAnswer, U
 from hybridpar.rollcall import Ranks
 from hybridpar.trainer.routing import RoutedBatch
 from hybridpar.trainer.tables import RemoteTables
+from hybridpar.transport import Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,12 @@ class Exchange(ABC):
         """Say which batch comes after the one under way; None if it is the last."""
 
     @abstractmethod
-    def complete(self, gradients: Gradients) -> Round:
-        """Push the gradients of the batch under way, and get the rows of the announced one."""
+    def send(self, gradients: Gradients) -> None:
+        """Push the gradients of the batch under way, without waiting for anybody."""
+
+    @abstractmethod
+    def complete(self) -> Round:
+        """Wait for the rows of the announced batch."""
 
     @abstractmethod
     def push(self, gradients: Gradients) -> None:
@@ -82,6 +89,11 @@ class Exchange(ABC):
 
     def settle(self) -> None:  # noqa: B027 - nothing is under way unless a subclass says so
         """Wait until every update of this trainer is applied."""
+
+    @property
+    def clips_norms(self) -> bool:
+        """Whether a push waits for all servers first, because a table's norm spans them."""
+        return any(slab.kind.alone for slabs in self._tables.plan.slabs for slab in slabs)
 
     def updates(self, gradients: Gradients, ranks: Ranks) -> dict[int, Update]:
         """The gradients as one update a server."""
@@ -172,6 +184,7 @@ class SyncExchange(Exchange):
     def __init__(self, tables: RemoteTables) -> None:
         super().__init__(tables)
         self._following: RoutedBatch | None = None
+        self._replies: dict[int, Reply] = {}
         self._active = self._everyone
         self._even = True
 
@@ -179,22 +192,26 @@ class SyncExchange(Exchange):
         self._tables.ctx.step = self._tables.ctx.step or 0
         self._epoch += 1
         self._step = 0
-        return self._take_turn(dict.fromkeys(self._tables.servers), batch)
+        self._following = batch
+        self._take_turn(dict.fromkeys(self._tables.servers), more=batch is not None)
+        return self._answered()
 
     def announce(self, following: RoutedBatch | None) -> None:  # noqa: D102
         self._following = following
 
-    def complete(self, gradients: Gradients) -> Round:  # noqa: D102
-        following, self._following = self._following, None
-        updates: dict[int, Update | None] = {**self.updates(gradients, self._active)}
-        result = self._take_turn(updates, following)
+    def send(self, gradients: Gradients) -> None:  # noqa: D102
+        updates = self.updates(gradients, self._active)
+        self._take_turn(updates, more=self._following is not None)
+
+    def complete(self) -> Round:  # noqa: D102
+        result = self._answered()
         self._count_step()
         return result
 
     def push(self, gradients: Gradients) -> None:  # noqa: D102
         self._active = self._everyone
-        updates: dict[int, Update | None] = {**self.updates(gradients, self._active)}
-        self._take_turn(updates, None, more=True)
+        self._take_turn(self.updates(gradients, self._active), more=True)
+        self._answered()
         self._count_step()
 
     def close(self) -> Ranks:  # noqa: D102
@@ -207,31 +224,30 @@ class SyncExchange(Exchange):
         stayed: list[Ranks] = [reply.wait() for reply in replies]
         return stayed[0]  # every server saw the same
 
-    def _take_turn(
-        self,
-        updates: Mapping[int, Update | None],
-        following: RoutedBatch | None,
-        *,
-        more: bool | None = None,
-    ) -> Round:
-        replies = {}
+    def _take_turn(self, updates: Mapping[int, Update | None], *, more: bool) -> None:
         for rank, server in self._tables.servers.items():
             turn = Turn(
                 rank=self._tables.ctx.rank,
                 epoch=self._epoch,
                 step=self._step,
-                more=following is not None if more is None else more,
+                more=more,
                 update=updates[rank],
-                lookups=self._tables.lookups_of(following, rank),
+                lookups=self._tables.lookups_of(self._following, rank),
             )
-            replies[rank] = server.send("take_turn", self._tables.model_id, turn)
+            self._replies[rank] = server.send("take_turn", self._tables.model_id, turn)
         self._step += 1
-        answers: dict[int, TurnAnswer] = {rank: reply.wait() for rank, reply in replies.items()}
-        pooled = {rank: answer.pooled or Pooled(()) for rank, answer in answers.items()}
+
+    def _answered(self) -> Round:
+        """Wait for the servers' answers to this trainer's turn."""
+        answers: dict[int, TurnAnswer] = {
+            rank: reply.wait() for rank, reply in self._replies.items()
+        }
+        following, self._following, self._replies = self._following, None, {}
         any_answer = next(iter(answers.values()))  # all servers saw the same trainers
         self._active = any_answer.active
         # Everyone was in this round and nobody goes on: so it is with all trainers or with none.
         self._even = any_answer.joined == self._everyone and not any_answer.active
+        pooled = {rank: answer.pooled or Pooled(()) for rank, answer in answers.items()}
         result = Round(self._tables.by_server(pooled), any_answer.active)
         if following is not None:
             self._note(following, result.pooled)

@@ -110,6 +110,8 @@ class TrainerLoop(Generic[Batch]):
         self._clip_norm = clip_grad_norm
         self._clip_value = clip_grad_value
         self._everyone = tuple(range(ctx.num_trainers))
+        self._pushes_early = grad_scaler is None and not self.model.exchange.clips_norms
+        self._pushed = False
         self._epochs = 0  # passes over the data in this loop's life
 
     def fit(
@@ -150,11 +152,13 @@ class TrainerLoop(Generic[Batch]):
         while group:
             following = self._next_group(stream, ahead=1)
             exchange.announce(following[0][1] if following else None)
+            self._pushed = False
             progress.add(self._backward(group, current))
             skip = self._step_dense(current.active)
             progress.skipped += skip
-            current = exchange.complete(self.sparse_optimizer.gradients(skip=skip))
-            self.sparse_optimizer.zero_grad()
+            if not self._pushed:
+                self._push(skip=skip)
+            current = exchange.complete()
             group = following
         stayed = exchange.close()
         if stayed != self._everyone:  # whoever left early takes the model of one that stayed
@@ -182,9 +186,17 @@ class TrainerLoop(Generic[Batch]):
             with nullcontext() if last else self._dense.no_sync(current.active):
                 with self._precision.autocast():
                     loss = self._total(self._loss(module(embeddings, batch), batch))
-                self._precision.scale(loss / len(group)).backward()  # type: ignore[no-untyped-call]
+                early = self._push if last and self._pushes_early else None
+                with self.sparse_optimizer.when_complete(early):
+                    self._precision.scale(loss / len(group)).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+    def _push(self, *, skip: bool = False) -> None:
+        """Push the step's gradients: from within backward where nothing more happens to them."""
+        self.model.exchange.send(self.sparse_optimizer.gradients(skip=skip))
+        self.sparse_optimizer.zero_grad()
+        self._pushed = True
 
     def _total(self, losses: Losses) -> Tensor:
         """The scalar to train on."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, overload
 
 import torch
@@ -39,6 +40,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         self._tables = tables
         self._exchange = exchange
         self._watched = 0
+        self._since_step = 0
+        self._when_complete: Callable[[], None] | None = None
         self._with_gradient: dict[int, tuple[Origin, Tensor]] = {}
 
     @overload
@@ -73,6 +76,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         for _, leaf in self._with_gradient.values():
             leaf.grad = None
         self._with_gradient.clear()
+        self._since_step = 0
 
     def state_of(self, table: str, name: str) -> Tensor:
         """One optimizer state of a table, a row for each logical row.
@@ -94,11 +98,27 @@ class SparseOptimizer(torch.optim.Optimizer):
         """
         number = self._watched
         self._watched += 1
+        self._since_step += 1
 
         def got_gradient(leaf: Tensor) -> None:
             self._with_gradient[number] = origin, leaf
+            if self._when_complete is not None and len(self._with_gradient) == self._since_step:
+                self._when_complete()
 
         leaf.register_post_accumulate_grad_hook(got_gradient)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def when_complete(self, action: Callable[[], None] | None) -> Iterator[None]:
+        """Within it, act as soon as all rows looked up since the last step have a gradient.
+
+        That is in the midst of a backward pass, while DDP may still reduce. If the loss ignores
+        some rows it never comes to it.
+        """
+        self._when_complete = action
+        try:
+            yield
+        finally:
+            self._when_complete = None
 
     def gradient_tensors(self) -> list[Tensor]:
         """The gradients since the last step, to be looked at or changed in place before it."""
