@@ -15,6 +15,16 @@ An error says what happened, where, and how to mend it.
 
 from __future__ import annotations
 
+from typing import Any
+
+
+def describe(error: BaseException) -> str:
+    """An exception's type and message, even if it cannot say it."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - a __str__ that raises must not hide the exception
+        return f"{type(error).__name__} (whose message cannot be shown)"
+
 
 class HybridParError(Exception):
     """The root of hybridpar's exceptions: catch it to catch them all."""
@@ -54,6 +64,9 @@ class RemoteError(HybridParError):
         self.origin = origin
         self.cause = cause
         self.remote_traceback = remote_traceback
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteError, (self.origin, self.cause, self.remote_traceback)
 
 
 class WorkerError(HybridParError):
@@ -95,3 +108,10 @@ class WorkerError(HybridParError):
         self.cause = cause
         self.remote_traceback = remote_traceback
         self.exitcode = exitcode
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _worker_error, (self.__dict__,)
+
+
+def _worker_error(fields: dict[str, Any]) -> WorkerError:
+    return WorkerError(**fields)

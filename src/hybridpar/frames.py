@@ -14,18 +14,43 @@ import io
 import pickle
 import socket
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 _LENGTHS = struct.Struct("!II")
+_WRITABLE = 0x200  # PyBUF_WRITE
+_memory = ctypes.pythonapi.PyMemoryView_FromMemory
+_memory.restype = ctypes.py_object
+_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 _MAX_PARTS = 512  # sendmsg takes at most IOV_MAX (1024 on Linux) buffers
+
+
+class Packed(NamedTuple):
+    """A message as the buffers to send, and the tensors whose memory they are."""
+
+    parts: list[memoryview]
+    tensors: list[Tensor]
 
 
 def send(connection: socket.socket, message: object) -> None:
     """Send one message whole."""
+    send_packed(connection, pack(message))
+
+
+def receive(connection: socket.socket) -> Any:
+    """Receive one message whole.
+
+    Raises:
+        EOFError: if the connection ends before.
+    """
+    return unpack(*receive_frame(connection))
+
+
+def pack(message: object) -> Packed:
+    """A message as the buffers to send; raises what pickling it raises."""
     buffer = io.BytesIO()
     pickler = _Pickler(buffer)
     pickler.dump(message)
@@ -33,7 +58,17 @@ def send(connection: socket.socket, message: object) -> None:
     body = buffer.getvalue()
     head = _LENGTHS.pack(len(shapes), len(body)) + shapes + body
     parts = [memoryview(head)] + [_bytes_of(tensor) for tensor in pickler.tensors]
-    parts = [part for part in parts if len(part)]
+    return Packed([part for part in parts if len(part)], pickler.tensors)
+
+
+def unpack(body: bytes, tensors: list[Tensor]) -> Any:
+    """The message of a frame; raises what unpickling it raises."""
+    return _Unpickler(io.BytesIO(body), tensors).load()
+
+
+def send_packed(connection: socket.socket, packed: Packed) -> None:
+    """Send a packed message whole."""
+    parts = packed.parts
     while parts:
         sent = connection.sendmsg(parts[:_MAX_PARTS])
         while parts and sent >= len(parts[0]):
@@ -42,8 +77,8 @@ def send(connection: socket.socket, message: object) -> None:
             parts[0] = parts[0][sent:]
 
 
-def receive(connection: socket.socket) -> Any:
-    """Receive one message whole.
+def receive_frame(connection: socket.socket) -> tuple[bytes, list[Tensor]]:
+    """Receive one message's pickled body and its tensors.
 
     Raises:
         EOFError: if the connection ends before.
@@ -56,7 +91,7 @@ def receive(connection: socket.socket) -> Any:
     tensors = [torch.empty(shape, dtype=dtype) for dtype, shape in pickle.loads(head[:num_shapes])]
     for tensor in tensors:
         receive_into(connection, _bytes_of(tensor))
-    return _Unpickler(io.BytesIO(head[num_shapes:]), tensors).load()
+    return bytes(head[num_shapes:]), tensors
 
 
 def receive_into(connection: socket.socket, view: memoryview) -> None:
@@ -99,4 +134,5 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     size = tensor.numel() * tensor.element_size()
     if size == 0:
         return memoryview(b"")
-    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
+    view: memoryview = _memory(tensor.data_ptr(), size, _WRITABLE)
+    return view

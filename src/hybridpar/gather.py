@@ -62,9 +62,17 @@ class Gather(Generic[Item, Result]):
                 self._changed.notify_all()
             else:
                 self._wait(key, round_, expected)
+                if round_.error is not None:
+                    self._rounds.pop(key, None)  # whoever still comes shall not complete it
         if round_.error is not None:
             raise round_.error
         return round_.result[0]
+
+    def touch(self) -> None:
+        """Something else that the arrivals wait for has got on: their limit counts from now."""
+        with self._changed:
+            self._last_completed = time.monotonic()
+            self._changed.notify_all()
 
     def leave(self, rank: int, why: str) -> None:
         """From now on ``rank`` will not come: a round that waits for it fails, saying ``why``."""
@@ -91,8 +99,7 @@ class Gather(Generic[Item, Result]):
             gone = [self._gone[rank] for rank in missing if rank in self._gone]
             if gone:
                 round_.error = PeerLostError(
-                    f"{self._what} cannot complete {key}: {'; '.join(gone)}. Every trainer must "
-                    "take part equally often."
+                    f"{self._what} cannot complete {key}: {'; '.join(gone)}."
                 )
                 self._changed.notify_all()
             elif time.monotonic() < limit:

@@ -21,7 +21,7 @@ class Master:
     """The job's one coordinator.
 
     Its calls, by name: ``place`` and ``finish``, at the start and the end; ``take_turn`` and
-    ``close_epoch``, which say who takes part in a step where updates are applied on arrival and no
+    ``gather``, which say who takes part in a step where updates are applied on arrival and no
     server gathers the trainers.
 
     Args:
@@ -59,9 +59,9 @@ class Master:
             model_id, turn = args
             joined, active = self._rounds[model_id].arrive(turn, opens=turn.step == 0)
             return TurnAnswer(joined, active)
-        if method == "close_epoch":
-            model_id, rank, epoch = args
-            return self._rounds[model_id].close(rank, epoch)
+        if method == "gather":
+            model_id, rank, where = args
+            return self._rounds[model_id].gather(rank, where)
         raise HybridParError(f"master has no call '{method}' (asked by {peer}).")
 
     def lose(self, peer: str, why: str) -> None:

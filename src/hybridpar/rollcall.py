@@ -53,9 +53,9 @@ class RollCall:
             key, turn.rank, turn, lambda: self._all if opens or not self._active else self._active
         )
 
-    def close(self, rank: int, epoch: int) -> Ranks:
-        """Wait until every trainer has ended the epoch; the ranks of its last round."""
-        return self._ends.arrive(f"the end of epoch {epoch}", rank, None, lambda: self._all)
+    def gather(self, rank: int, where: str) -> Ranks:
+        """Wait until every trainer is at the same place; the ranks of the last round."""
+        return self._ends.arrive(where, rank, None, lambda: self._all)
 
     def leave(self, rank: int, why: str) -> None:
         """A trainer will not come any more: rounds that wait for it fail, saying ``why``."""
@@ -64,6 +64,7 @@ class RollCall:
 
     def _complete(self, turns: dict[int, Turn]) -> tuple[Ranks, Ranks]:
         self._action(turns)
+        self._ends.touch()
         self._joined = tuple(turns)
         self._active = tuple(rank for rank, turn in turns.items() if turn.more)
         return self._joined, self._active

@@ -14,12 +14,20 @@ import struct
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from hybridpar.errors import PeerLostError, RemoteError, WaitTimeoutError
-from hybridpar.frames import receive, receive_into, send
+from hybridpar.errors import PeerLostError, RemoteError, WaitTimeoutError, describe
+from hybridpar.frames import (
+    pack,
+    receive,
+    receive_frame,
+    receive_into,
+    send,
+    send_packed,
+    unpack,
+)
 
 Handler = Callable[[str, str, tuple[Any, ...]], object]
 """Called with (peer, method, arguments); what it returns is the answer."""
@@ -122,18 +130,18 @@ class Listener:
         return str(name.rstrip(b"\0").decode())
 
     def _answer_one(self, connection: socket.socket, peer: str) -> bool:
-        call = receive(connection)
-        if isinstance(call, _Goodbye):
-            if self._on_leave is not None:
-                self._on_leave(peer)
-            return False
-        method, args = call
-        answer: object
+        frame = receive_frame(connection)
         try:
-            answer = self._handler(peer, method, args)
+            call = unpack(*frame)
+            if isinstance(call, _Goodbye):
+                if self._on_leave is not None:
+                    self._on_leave(peer)
+                return False
+            method, args = call
+            answer = pack(self._handler(peer, method, args))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the caller's to see
-            answer = self._failure(error)
-        send(connection, answer)
+            answer = pack(self._failure(error))
+        send_packed(connection, answer)
         return True
 
     def _failure(self, error: Exception) -> _Failure:
@@ -141,7 +149,7 @@ class Listener:
         if isinstance(error, RemoteError):  # keep the first origin of a failure passed on
             return _Failure(kind, error.origin, error.cause, error.remote_traceback)
         ours = isinstance(error, (PeerLostError, WaitTimeoutError))
-        cause = str(error) if ours else f"{kind}: {error}"
+        cause = str(error) if ours else describe(error)
         return _Failure(kind, self._name, cause, traceback.format_exc())
 
 
@@ -155,7 +163,7 @@ class Peer:
         address: its host and port.
         me: the caller's own name.
         token: the job's secret.
-        timeout_s: longest wait for one answer, in seconds; set :meth:`limit` to change it.
+        timeout_s: longest wait for one answer, in seconds.
 
     Raises:
         PeerLostError: if the process cannot be reached, or refuses the token.
@@ -165,7 +173,7 @@ class Peer:
         self, name: str, address: tuple[str, int], *, me: str, token: bytes, timeout_s: float
     ) -> None:
         self.name = name
-        self._timeout_s: float | None = timeout_s
+        self._timeout_s = timeout_s
         self._pending: deque[Reply] = deque()
         welcome = b""
         try:
@@ -188,27 +196,50 @@ class Peer:
         """Call and wait for the answer; see :meth:`send` and :meth:`Reply.wait`."""
         return self.send(method, *args).wait()
 
-    def send(self, method: str, *args: object) -> Reply:
+    def send(self, method: str, *args: object, answers_little: bool = False) -> Reply:
         """Send a call and return at once with its reply to be.
+
+        An answer that is under way is received first, unless it is known to be little: if both
+        sides sent much at once, and neither received, both would wait for ever.
+
+        Args:
+            method: what to call.
+            *args: what with.
+            answers_little: whether the answer is sure to fit in the connection's own buffers.
 
         Raises:
             PeerLostError: if the connection is gone.
         """
-        reply = Reply(self, method)
+        for earlier in [reply for reply in self._pending if not reply.little]:
+            self._receive_until(earlier)
+        reply = Reply(self, method, little=answers_little)
         self._guard(method, lambda: send(self._socket, (method, args)))
         self._pending.append(reply)
         return reply
 
-    def limit(self, timeout_s: float | None) -> None:
-        """Wait at most so many seconds for an answer; None leaves it to the launcher to end it."""
-        self._timeout_s = timeout_s
-        self._socket.settimeout(timeout_s)
+    def settle(self) -> None:
+        """Wait for every answer under way.
+
+        Raises:
+            RemoteError: if one of the calls raised over there.
+        """
+        while self._pending:
+            self._pending[-1].wait()
 
     def close(self) -> None:
         """Say goodbye and close. Harmless if the other side is gone."""
         with suppress(OSError):
             send(self._socket, _Goodbye())
         self._socket.close()
+
+    @contextmanager
+    def patient(self) -> Iterator[None]:
+        """Within it, answers may take as long as they take."""
+        self._socket.settimeout(None)
+        try:
+            yield
+        finally:
+            self._socket.settimeout(self._timeout_s)
 
     def _receive_until(self, reply: Reply) -> None:
         while not reply.done:
@@ -234,22 +265,30 @@ class Peer:
 class Reply:
     """The answer to one call, when it comes."""
 
-    __slots__ = ("_peer", "done", "method", "value")
+    __slots__ = ("_peer", "done", "little", "method", "value")
 
-    def __init__(self, peer: Peer, method: str) -> None:
+    def __init__(self, peer: Peer, method: str, *, little: bool) -> None:
         self._peer = peer
         self.method = method
+        self.little = little
         self.done = False
         self.value: object = None
 
-    def wait(self) -> Any:
+    def wait(self, *, patiently: bool = False) -> Any:
         """The answer, waited for.
+
+        Args:
+            patiently: wait without a limit here, where the other side has one of its own, or the
+                launcher ends the job.
 
         Raises:
             RemoteError: if the call raised over there.
             WaitTimeoutError: if the answer did not come within the peer's limit.
             PeerLostError: if the process over there is gone.
         """
+        if patiently:
+            with self._peer.patient():
+                self._peer._receive_until(self)
         self._peer._receive_until(self)
         if isinstance(self.value, _Failure):
             self.value.raise_here()

@@ -13,15 +13,17 @@ End = tuple[Assignment, Report | None, int | None]
 """How a process ended: what it was, its report if it made one, its exit code if it is gone."""
 
 
-def choose_failure(ends: Mapping[str, End]) -> WorkerError | None:
+def choose_failure(
+    ends: Mapping[str, End], assignments: Mapping[str, Assignment]
+) -> WorkerError | None:
     """The error to raise for processes that have ended; None if all ended well.
 
     A process that raised an exception of its own comes before one that died without a word, and
     both before one that only tells of losing another.
 
     Args:
-        ends: the processes that have ended, by name, in the order in which they are to be blamed
-            where nothing else decides.
+        ends: the processes that have ended, by name, in the order in which they did.
+        assignments: all processes of the job, by name.
     """
     own = [end for end in ends.values() if end[1] and end[1].cause and not end[1].consequence]
     silent = [end for end in ends.values() if end[1] is None]
@@ -30,7 +32,7 @@ def choose_failure(ends: Mapping[str, End]) -> WorkerError | None:
         if report is None:
             steps = [end[1].step for end in consequences if end[1] and end[1].step is not None]
             return _died(assignment, exitcode, max(steps, default=None))
-        origin = ends[report.origin][0] if report.origin in ends else assignment
+        origin = assignments.get(report.origin, assignment)
         return WorkerError(
             role=origin.role,
             rank=origin.rank,

@@ -195,6 +195,7 @@ def _wait_for_all(members: list[Member]) -> dict[str, Report]:
     """
     reports: dict[str, Report] = {}
     running = {member.name: member for member in members}
+    ended: list[Member] = []
     deadline = math.inf
     while running and time.monotonic() < deadline:
         pipes = {member.pipe: member for member in running.values()}
@@ -202,18 +203,20 @@ def _wait_for_all(members: list[Member]) -> dict[str, Report]:
         wait_s = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
         for ready in multiprocessing.connection.wait([*pipes, *deaths], wait_s):
             member = pipes.get(ready) or deaths[ready]  # type: ignore[call-overload,index]
+            if running.pop(member.name, None) is None:
+                continue  # its pipe and its end were ready at once
+            ended.append(member)
             report = _receive(member)
             if report is not None:
                 reports[member.name] = report
             if report is None or report.cause:
                 deadline = min(deadline, time.monotonic() + _SETTLE_S)
-            running.pop(member.name, None)
     failure = choose_failure(
         {
             member.name: (member.assignment, reports.get(member.name), member.process.exitcode)
-            for member in members
-            if member.name not in running
-        }
+            for member in ended
+        },
+        {member.name: member.assignment for member in members},
     )
     if failure is not None:
         raise failure
@@ -282,4 +285,5 @@ def _threads_each(num_processes: int) -> int:
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked) > 0:
         return int(asked)
-    return max(1, (os.cpu_count() or 1) // num_processes)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, (cores or 1) // num_processes)

@@ -15,7 +15,9 @@ from hybridpar.launch.roles import process_name
 from hybridpar.transport import Listener, Peer
 
 DIED = "died without a goodbye"
-FINISHED = "has finished its train function"
+FINISHED = (
+    "has finished its train function, while others still need it: all must step equally often"
+)
 
 
 def open_store(assignment: Assignment, store_socket: socket.socket | None) -> Store:

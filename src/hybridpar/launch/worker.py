@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 import torch
@@ -21,6 +22,7 @@ from hybridpar.errors import (
     RemoteError,
     TrainFunctionError,
     WaitTimeoutError,
+    describe,
 )
 from hybridpar.launch.assignment import Assignment, Report
 from hybridpar.launch.rendezvous import connect, connect_servers, listen, open_store
@@ -44,7 +46,8 @@ def main(assignment: Assignment, launcher: Connection, store_socket: socket.sock
     except BaseException as error:  # noqa: BLE001 - SystemExit in a train function is a failure too
         report = _report(assignment.name, error, where.step)
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with suppress(Exception):  # a closed stream must not cost the report
+            stream.flush()
     launcher.send_bytes(pickle.dumps(report))
     os._exit(1 if report.cause else 0)
 
@@ -129,9 +132,10 @@ def _play_trainer(assignment: Assignment, store: Store, where: _Where) -> bytes:
     train, args = pickle.loads(assignment.work)
     result = _pickled_result(assignment.name, train(context, *args))
     for server in servers:
+        server.settle()  # the last pushes of a loop by hand
         server.close()
-    master.limit(None)  # the others may train for long yet
-    master.call("finish", assignment.rank)
+    # The others may train for long yet.
+    master.send("finish", assignment.rank).wait(patiently=True)
     master.close()
     return result
 
@@ -155,26 +159,36 @@ def _device(assignment: Assignment) -> torch.device:
 
 
 def _report(name: str, error: BaseException, step: int | None) -> Report:
-    origin, cause, remote = name, f"raised {type(error).__name__}: {error}", ""
+    origin, cause, remote = name, f"raised {describe(error)}", ""
     if isinstance(error, RemoteError):
         origin, cause, remote = error.origin, f"raised {error.cause}", error.remote_traceback
     return Report(
         host=socket.gethostname(),
         step=step,
         cause=cause,
-        remote_traceback=remote or "".join(traceback.format_exception(error)),
+        remote_traceback=remote or _traceback_of(error),
         origin=origin,
         consequence=_is_consequence(error),
     )
 
 
-def _is_consequence(error: BaseException | None) -> bool:
+def _traceback_of(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001 - its __str__ may raise
+        return "".join(traceback.format_tb(error.__traceback__))
+
+
+def _is_consequence(error: BaseException) -> bool:
     """Whether an exception, or one behind it, tells of another process's end."""
-    gloo = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo")
-    while error is not None:
-        if isinstance(error, (PeerLostError, WaitTimeoutError, DistError)):
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if isinstance(current, (PeerLostError, WaitTimeoutError, DistError)):
             return True
-        if isinstance(error, RuntimeError) and any(words in str(error) for words in gloo):
+        # gloo raises a plain RuntimeError, which begins with its own source file's name.
+        if isinstance(current, RuntimeError) and "/gloo/" in describe(current):
             return True
-        error = error.__cause__ or error.__context__
+        current = current.__cause__ or current.__context__
     return False

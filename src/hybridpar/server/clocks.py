@@ -27,27 +27,34 @@ class Clocks:
         self._name = name
         self._bound = bound
         self._timeout_s = timeout_s
-        self._applied = dict.fromkeys(range(num_trainers), 0)
+        self._all = range(num_trainers)
+        self._applied = dict.fromkeys(self._all, 0)
+        self._pushes = dict.fromkeys(self._all, 0)
         self._changed = threading.Condition()
 
-    def enter(self, rank: int) -> None:
-        """A trainer begins an epoch: its steps count from 0."""
-        with self._changed:
-            self._applied[rank] = 0
-            self._changed.notify_all()
-
     def leave(self, rank: int) -> None:
-        """A trainer's updates are over for now: nobody waits for it."""
+        """A trainer's updates are over for now: nobody waits for it.
+
+        When all have left, all are back at once, and their steps count from 0.
+        """
         with self._changed:
             self._applied.pop(rank, None)
+            if not self._applied:
+                self._applied = dict.fromkeys(self._all, 0)
             self._changed.notify_all()
 
     def tick(self, rank: int) -> None:
         """One of a trainer's updates was applied."""
         with self._changed:
+            self._pushes[rank] += 1
             if rank in self._applied:
                 self._applied[rank] += 1
             self._changed.notify_all()
+
+    def next_step(self, rank: int) -> int:
+        """Which step a trainer's coming update belongs to, counted from 1 over the model's life."""
+        with self._changed:
+            return max(self._pushes[rank] + 1, *self._pushes.values())
 
     def wait(self, step: int) -> int:
         """Wait until rows for ``step`` are within the bound; their staleness.

@@ -25,7 +25,6 @@ class ModelShard:
         seed = served.request.seed
         self._slabs = [Slab(layout, specs, seed) for layout in served.layouts]
         self._modules = {name: HostedModule(specs[name], seed) for name in served.modules}
-        self._steps = 0
         self._lock = threading.Lock()
 
     def lookup(self, lookups: Lookups | None, behind: int = 0) -> Pooled:
@@ -48,22 +47,22 @@ class ModelShard:
         """Held by an update; a lookup beside updates on arrival holds it, so as to see it whole."""
         return self._lock
 
-    def apply(self, updates: Mapping[int, Update], divisor: int) -> None:
+    def apply(self, updates: Mapping[int, Update], divisor: int, *, t: int) -> None:
         """One optimizer step with the trainers' gradients, in rank order.
 
         Args:
             updates: each trainer's part, by rank.
             divisor: what the sum of the gradients is divided by.
+            t: how many steps there have been, this one included.
         """
         with self._lock:
-            if not updates or any(update.skip for update in updates.values()):
+            if any(update.skip for update in updates.values()):
                 return
-            self._steps += 1
             first = next(iter(updates.values()))
             for index, slab in enumerate(self._slabs):
                 pushes = [push for update in updates.values() for push in update.slabs[index]]
                 scale = 1.0 if first.scales is None else first.scales[index]
-                slab.apply(pushes, lr=first.lrs[index], divisor=divisor, t=self._steps, scale=scale)
+                slab.apply(pushes, lr=first.lrs[index], divisor=divisor, t=t, scale=scale)
             for name, module in self._modules.items():
                 gradients = [
                     (rank, [push for push in update.modules if push.module == name])

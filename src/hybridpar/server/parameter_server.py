@@ -53,7 +53,7 @@ class ParameterServer:
         if peer == "master" and self._stop_asked:
             self.stopped.set()
         if peer.startswith("trainer"):
-            for service in self._services.values():
+            for service in list(self._services.values()):
                 service.lose(int(peer.removeprefix("trainer")), f"{peer} {why}")
 
     def _create(self, served: ServedModel) -> dict[str, list[float]]:
@@ -70,16 +70,20 @@ class _Service:
         request, trainers = served.request, served.num_trainers
         self._shard = ModelShard(served)
         self._asynchronous = request.asynchronous
-        self._divisor = trainers if request.divide else 1
+        self._divide = request.divide
         self._rounds = RollCall(server, trainers, timeout_s, self._apply)
         self._clocks = Clocks(server, trainers, request.staleness, timeout_s)
         self._norms: Gather[Update, tuple[float, ...]] = Gather(
             server, lambda updates: self._shard.gradient_squares(updates, len(updates)), timeout_s
         )
+        self._steps = 0
         self.module_lrs = self._shard.module_lrs
 
     def lookup(self, lookups: Lookups) -> Pooled:
         """Rows as they are now."""
+        if self._asynchronous:
+            with self._shard.lock:  # max_norm writes rows
+                return self._shard.lookup(lookups)
         return self._shard.lookup(lookups)
 
     def lookup_for(self, step: int, lookups: Lookups) -> Pooled:
@@ -95,27 +99,24 @@ class _Service:
         # next update needs a turn of this caller, who takes it after this answer.
         return TurnAnswer(joined, active, self._shard.lookup(turn.lookups))
 
-    def push(self, rank: int, update: Update) -> None:
-        """Apply one trainer's gradients at once."""
-        self._shard.apply({rank: update}, self._divisor)
+    def push(self, rank: int, update: Update, num_active: int) -> None:
+        """Apply one trainer's gradients at once, of a step that so many take part in."""
+        divisor = num_active if self._divide else 1
+        self._shard.apply({rank: update}, divisor, t=self._clocks.next_step(rank))
         self._clocks.tick(rank)
 
-    def gradient_squares(self, rank: int, step: int, update: Update, ranks: Ranks) -> object:
+    def gradient_squares(self, rank: int, key: str, update: Update, ranks: Ranks) -> object:
         """For each slab that clips by norm, its gradient's squared norm in the coming update."""
         if self._asynchronous:
-            return self._shard.gradient_squares({rank: update}, self._divisor)
-        return self._norms.arrive(f"the norm of step {step}", rank, update, lambda: ranks)
+            return self._shard.gradient_squares({rank: update}, len(ranks) if self._divide else 1)
+        return self._norms.arrive(key, rank, update, lambda: ranks)
 
     def close_epoch(self, rank: int, epoch: int) -> Ranks:
         """Wait until every trainer has ended the epoch; the ranks of its last round."""
-        return self._rounds.close(rank, epoch)
-
-    def enter(self, rank: int) -> None:
-        """A trainer begins an epoch of updates on arrival."""
-        self._clocks.enter(rank)
+        return self._rounds.gather(rank, f"the end of epoch {epoch}")
 
     def leave(self, rank: int) -> None:
-        """A trainer has ended an epoch of updates on arrival."""
+        """A trainer's updates on arrival are over, until all trainers' are."""
         self._clocks.leave(rank)
 
     def read(self, slab: int, what: str, rows: Tensor) -> Tensor:
@@ -134,4 +135,6 @@ class _Service:
 
     def _apply(self, turns: dict[int, Turn]) -> None:
         updates = {rank: turn.update for rank, turn in turns.items() if turn.update is not None}
-        self._shard.apply(updates, len(updates))
+        if updates:
+            self._steps += 1
+            self._shard.apply(updates, len(updates), t=self._steps)

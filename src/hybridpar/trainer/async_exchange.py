@@ -35,16 +35,14 @@ class AsyncExchange(Exchange):
         self._fetched: dict[int, Reply] | None = None
         self._roll: Reply | None = None
         self._pushes: deque[Reply] = deque()
-        self._done = 0  # this trainer's updates in the epoch; by hand, in all
+        self._active = self._everyone
+        self._done = 0  # this trainer's updates since all trainers' counts began
 
     def open(self, batch: RoutedBatch | None) -> Round:  # noqa: D102
         self._tables.ctx.step = self._tables.ctx.step or 0
         self._epoch += 1
         self._step = 0
-        self._done = 0
-        for server in self._tables.servers.values():
-            server.call("enter", self._tables.model_id, self._tables.ctx.rank)
-        # Only now the roll: when it is complete, every server knows that every trainer is in.
+        self._begin_counts(f"the beginning of epoch {self._epoch}")
         self._following = batch
         self._roll = self._call_roll(more=batch is not None)
         return self._next_round()
@@ -74,12 +72,23 @@ class AsyncExchange(Exchange):
             self._pushes.popleft().wait()
 
     def close(self) -> Ranks:  # noqa: D102
+        return self._begin_counts(f"the end of epoch {self._epoch}")
+
+    def _begin_counts(self, where: str) -> Ranks:
+        """Wait until all trainers are here; from then on their updates count from 0.
+
+        Returns:
+            The ranks of the last round.
+        """
         self.settle()
         for server in self._tables.servers.values():
             server.call("leave", self._tables.model_id, self._tables.ctx.rank)
-        stayed: Ranks = self._tables.master.call(
-            "close_epoch", self._tables.model_id, self._tables.ctx.rank, self._epoch
+        reply = self._tables.master.send(
+            "gather", self._tables.model_id, self._tables.ctx.rank, where
         )
+        stayed: Ranks = reply.wait(patiently=True)
+        self._active = self._everyone
+        self._done = 0
         return stayed
 
     def _fetch(self, batch: RoutedBatch, step: int) -> dict[int, Reply]:
@@ -87,8 +96,11 @@ class AsyncExchange(Exchange):
 
     def send(self, gradients: Gradients) -> None:  # noqa: D102
         model_id, rank = self._tables.model_id, self._tables.ctx.rank
-        for server, update in self.updates(gradients, (rank,)).items():
-            self._pushes.append(self._tables.servers[server].send("push", model_id, rank, update))
+        for server, update in self.updates(gradients, self._active).items():
+            peer, count = self._tables.servers[server], len(self._active)
+            self._pushes.append(
+                peer.send("push", model_id, rank, update, count, answers_little=True)
+            )
         while len(self._pushes) > _PUSHES_UNDER_WAY * len(self._tables.servers):
             self._pushes.popleft().wait()
         self._done += 1
@@ -109,4 +121,5 @@ class AsyncExchange(Exchange):
             self._note(following, pooled)
         assert self._roll is not None
         answer: TurnAnswer = self._roll.wait()
+        self._active = answer.active
         return Round(pooled, answer.active)

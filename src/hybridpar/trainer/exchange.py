@@ -135,13 +135,14 @@ class Exchange(ABC):
         }
         if not clips:
             return updates
-        step = self._tables.ctx.step
+        key = f"the norm of step {self._step}"
+        key += f" of epoch {self._epoch}" if self._epoch else ""
         replies = {
             rank: self._tables.servers[rank].send(
                 "gradient_squares",
                 self._tables.model_id,
                 self._tables.ctx.rank,
-                step,
+                key,
                 update,
                 ranks,
             )
@@ -221,7 +222,7 @@ class SyncExchange(Exchange):
             server.send("close_epoch", self._tables.model_id, self._tables.ctx.rank, self._epoch)
             for server in self._tables.servers.values()
         ]
-        stayed: list[Ranks] = [reply.wait() for reply in replies]
+        stayed: list[Ranks] = [reply.wait(patiently=True) for reply in replies]
         return stayed[0]  # every server saw the same
 
     def _take_turn(self, updates: Mapping[int, Update | None], *, more: bool) -> None:
