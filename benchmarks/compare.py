@@ -36,7 +36,7 @@ def sides_of(name: str, trainers: int) -> dict[str, str]:
     if name.startswith("rows-"):
         return sides
     if name == "adagrad":
-        plain_sgd = "hybridpar(CASES['large'], {}, 1, 'sync')".format(trainers)
+        plain_sgd = f"hybridpar(CASES['large'], {trainers}, 1, 'sync')"
         sides["hybridpar sync, SGD"] = plain_sgd
     else:
         sides["tutorial"] = f"tutorial(case, {trainers})"

@@ -199,7 +199,9 @@ def _take_steps(table_modules: Any, rank: int, case: Case) -> Times:
     return timed(case, step, rank)
 
 
-def _tutorial_process(rank: int, case: Case, trainers: int, ports: tuple[int, int], conn: Any) -> None:
+def _tutorial_process(
+    rank: int, case: Case, trainers: int, ports: tuple[int, int], conn: Any
+) -> None:
     import warnings
 
     import torch.distributed.rpc as rpc

@@ -199,7 +199,7 @@ def run_ahead(
         time.sleep(0.004 * ctx.rank)
     model.rows("t")
     torch.distributed.barrier()
-    return model.rows("t")[:, 0], dict(model.exchange.staleness["t"])
+    return model.rows("t")[:, 0], dict(model._exchange.staleness["t"])
 
 
 # -- dense half ------------------------------------------------------------------------------------
@@ -281,13 +281,14 @@ def counting_hook(state, bucket):  # DDP reads annotations, and would take no st
     """DDP's own all-reduce, counted."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-    state.append(1)
-    return default_hooks.allreduce_hook(torch.distributed.group.WORLD, bucket)
+    calls, group = state
+    calls.append(1)
+    return default_hooks.allreduce_hook(group, bucket)
 
 
 def fit_with_hook(ctx: hp.TrainerContext) -> tuple[Outcome, int]:
     calls: list[int] = []
-    outcome = fit_two(ctx, {"comm_hook": (calls, counting_hook)})
+    outcome = fit_two(ctx, {"comm_hook": lambda group: ((calls, group), counting_hook)})
     return outcome, len(calls)
 
 

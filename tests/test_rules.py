@@ -25,7 +25,7 @@ def slab(settings: optim.SparseOptimizerSettings) -> Slab:
     spec = hp.RemoteEmbeddingSpec("t", num_embeddings=ROWS, embedding_dim=DIM, seed=3)
     alone = "t" if settings.clip_norm is not None else ""
     kind = SlabKind(DIM, torch.float32, settings, None, 2.0, alone)
-    return Slab(SlabLayout(kind, (SlabPart("t", 0, 1, 0, 0, ROWS),)), {"t": spec}, 0)
+    return Slab(SlabLayout(kind, (SlabPart("t", 0, 1, 0, 0, ROWS),)), {"t": spec}, "0")
 
 
 def batches(few: bool) -> list[tuple[Tensor, Tensor]]:

@@ -126,7 +126,10 @@ def test_a_mapping_names_each_tables_settings() -> None:
             "sparse_optimizer names c, which are no tables",
         ),
         ({"dense_optimizer": hp.optim.Adam(lr=0.1)}, r"lambda params: torch.optim.Adam\(params"),
-        ({"dense_optimizer": hp.optim.FTRL}, r"lambda params: torch.optim.Adagrad\(params"),
+        (
+            {"dense_optimizer": hp.optim.RowWiseAdagrad},
+            r"lambda params: torch.optim.Adagrad\(params",
+        ),
         ({"consistency": "eventual"}, "Choose one of 'sync', 'async', 'bounded'"),
         ({"consistency": "bounded"}, "got staleness=None"),
         ({"staleness": 3}, "goes with consistency='bounded', not 'sync'"),

@@ -17,7 +17,7 @@ from hybridpar.server.slab import Slab
 from hybridpar.sharding import SlabKind, SlabLayout, SlabPart
 
 
-def filled(spec: hp.RemoteEmbeddingSpec, shards: int, seed: int = 0) -> torch.Tensor:
+def filled(spec: hp.RemoteEmbeddingSpec, shards: int, seed: str = "0") -> torch.Tensor:
     """The whole table, filled shard by shard and put together."""
     table = torch.full((spec.num_embeddings, spec.embedding_dim), float("nan"))
     for index in range(shards):
@@ -48,17 +48,17 @@ def test_a_users_initialiser_and_a_derived_seed() -> None:
     init = functools.partial(nn.init.uniform_, a=2.0, b=3.0)
     spec = hp.RemoteEmbeddingSpec("t", num_embeddings=9, embedding_dim=2, init=init)
     other = hp.RemoteEmbeddingSpec("u", num_embeddings=9, embedding_dim=2, init=init)
-    table = filled(spec, 2, seed=1)
+    table = filled(spec, 2, seed="1")
     assert bool(((table >= 2) & (table <= 3)).all())
-    assert torch.equal(table, filled(spec, 3, seed=1))
-    assert not torch.equal(table, filled(spec, 2, seed=2))
-    assert not torch.equal(table, filled(other, 2, seed=1))
+    assert torch.equal(table, filled(spec, 3, seed="1"))
+    assert not torch.equal(table, filled(spec, 2, seed="2"))
+    assert not torch.equal(table, filled(other, 2, seed="1"))
 
 
 def slab(rows: int, dim: int, optimizer: hp.optim.SparseOptimizerSettings) -> Slab:
     spec = hp.RemoteEmbeddingSpec("t", num_embeddings=rows, embedding_dim=dim, seed=3)
     kind = SlabKind(dim, torch.float32, optimizer, None, 2.0, "")
-    return Slab(SlabLayout(kind, (SlabPart("t", 0, 1, 0, 0, rows),)), {"t": spec}, 0)
+    return Slab(SlabLayout(kind, (SlabPart("t", 0, 1, 0, 0, rows),)), {"t": spec}, "0")
 
 
 @pytest.mark.parametrize("dim", [4, 40])

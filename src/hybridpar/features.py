@@ -128,6 +128,10 @@ def _jagged_parts(what: str, jagged: Tensor, offsets: Tensor | None) -> tuple[Te
             f"{what} is a nested tensor of layout {jagged.layout} and {jagged.dim()} dimensions. "
             "Give one of layout torch.jagged and shape (B, ragged), without offsets."
         )
+    if jagged.lengths() is not None:  # type: ignore[attr-defined]
+        raise InputError(
+            f"{what} is a jagged tensor with holes (by narrow). Pass it as ids.contiguous()."
+        )
     return jagged.values(), jagged.offsets()[:-1]  # type: ignore[attr-defined]
 
 

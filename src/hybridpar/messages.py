@@ -35,14 +35,16 @@ class ModuleCall:
         feature: what the output is for.
         inputs: the forward's arguments, on the CPU.
         train: whether in training mode.
-        call: number under which the graph is kept for a gradient; None if none will come.
+        number: counts the calls of this trainer.
+        keep: whether the graph is kept, under that number, for a gradient that may come.
     """
 
     module: str
     feature: str
     inputs: tuple[Tensor, ...]
     train: bool
-    call: int | None
+    number: int
+    keep: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,13 @@ class Lookups:
         rank: the trainer's rank.
         slabs: one lookup a slab, None where it needs no row.
         modules: the forwards.
+        released: modules' names and earlier calls of theirs that will get no gradient any more.
     """
 
     rank: int
     slabs: tuple[SlabLookup | None, ...]
     modules: tuple[ModuleCall, ...] = ()
+    released: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +71,7 @@ class Pooled:
     Attributes:
         slabs: for each slab the (B, D) float32 sums of the bags, None where nothing was asked.
         modules: the forwards' outputs.
-        behind: for each trainer's step that the rows were read for, how many steps of the slowest
-            trainer they lack; 0 in sync mode.
+        behind: how many steps of the slowest trainer the rows lack; 0 in sync mode.
     """
 
     slabs: tuple[Tensor | None, ...]

@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+import torch
 from typing_extensions import override
 
 from hybridpar.errors import SpecError
@@ -172,8 +173,9 @@ class _AdamSettings(SparseOptimizerSettings):
     @override
     def __post_init__(self) -> None:
         SparseOptimizerSettings.__post_init__(self)
-        if not all(0 <= beta < 1 for beta in self.betas):
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             self._refuse("betas", self.betas, "two numbers from 0 to below 1")
+        object.__setattr__(self, "betas", tuple(self.betas))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,3 +278,17 @@ class FTRL(SparseOptimizerSettings):
         SparseOptimizerSettings.__post_init__(self)
         if self.lr == 0:
             self._refuse("lr", 0, "a number above 0: FTRL divides by it")
+
+
+def sparse_name(given: object) -> str:
+    """Which setting takes the place of a dense optimizer, given as a class or an instance."""
+    kind = given if isinstance(given, type) else type(given)
+    name = kind.__name__.removeprefix("Sparse")
+    return name if name in __all__ else "Adagrad"
+
+
+def dense_name(given: object) -> str:
+    """Which of torch's optimizers takes the place of a setting, given as a class or an instance."""
+    kind = given if isinstance(given, type) else type(given)
+    name = kind.__name__.removeprefix("RowWise")
+    return name if hasattr(torch.optim, name) else "Adam"

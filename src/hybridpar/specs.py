@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridpar.errors import SpecError
-from hybridpar.optim import SparseOptimizerSettings
+from hybridpar.optim import SparseOptimizerSettings, dense_name, sparse_name
 
 Mode: TypeAlias = Literal["sum", "mean", "max"]
 Sharding: TypeAlias = Literal["table_wise", "row_wise", "column_wise"]
@@ -110,8 +111,9 @@ class RemoteEmbeddingSpec:
     def _check_table(self) -> None:
         for what in ("num_embeddings", "embedding_dim"):
             value = getattr(self, what)
-            if not isinstance(value, int) or value < 1:
+            if not hasattr(value, "__index__") or isinstance(value, bool) or value < 1:
                 self._refuse(what, "a whole number of at least 1")
+            object.__setattr__(self, what, operator.index(value))
         self._choice("mode", ("sum", "mean", "max", None))
         self._choice("sharding", ("table_wise", "row_wise", "column_wise", None))
         self._choice("dtype", _DTYPES)
@@ -127,7 +129,9 @@ class RemoteEmbeddingSpec:
             self._refuse("pooling_factor", "a number above 0: about how many ids a sample has")
         optimizer: object = self.optimizer
         if optimizer is not None and not isinstance(optimizer, SparseOptimizerSettings):
-            self._refuse("optimizer", "settings such as hybridpar.optim.Adagrad(lr=0.05)")
+            self._refuse(
+                "optimizer", f"the settings hybridpar.optim.{sparse_name(optimizer)}(lr=...)"
+            )
         shape = (self.num_embeddings, self.embedding_dim)
         if isinstance(self.init, Tensor) and tuple(self.init.shape) != shape:
             raise SpecError(
@@ -140,11 +144,13 @@ class RemoteEmbeddingSpec:
             self._refuse("module", "a class of torch.nn.Module, or a function that returns one")
         optimizer: object = self.optimizer
         if isinstance(optimizer, SparseOptimizerSettings) or not callable(optimizer):
+            name = dense_name(optimizer)
             self._refuse(
-                "optimizer", "a function of its parameters, such as torch.optim.Adam, for a module"
+                "optimizer", f"a module a function of its parameters, such as torch.optim.{name}"
             )
         defaults = {"num_embeddings": 0, "embedding_dim": 0, "mode": None, "padding_idx": None,
-                    "max_norm": None, "init": None, "sharding": None}  # fmt: skip
+                    "max_norm": None, "init": None, "sharding": None, "norm_type": 2.0,
+                    "dtype": torch.float32, "pooling_factor": None}  # fmt: skip
         for what, default in defaults.items():
             if getattr(self, what) != default:
                 self._refuse(what, "it to the module itself, by args or kwargs")

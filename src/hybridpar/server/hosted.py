@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hybridpar.errors import SpecError
 from hybridpar.messages import ModuleCall, ModulePush
-from hybridpar.server.initial_values import seeded
+from hybridpar.server.initial_values import seed_from, seeded
 from hybridpar.specs import RemoteEmbeddingSpec
 
-_KEPT_UPDATES = 2  # a graph whose trainer has pushed this often since will get no gradient
-
-
-class _Graph(NamedTuple):
-    output: Tensor
-    made_at: int
+_RANDOM_LOCK = threading.Lock()  # torch's global generator, between the modules of a process
 
 
 class HostedModule:
@@ -36,7 +30,7 @@ class HostedModule:
         SpecError: if what the spec builds is no module or no optimizer.
     """
 
-    def __init__(self, spec: RemoteEmbeddingSpec, model_seed: int) -> None:
+    def __init__(self, spec: RemoteEmbeddingSpec, model_seed: str) -> None:
         self._name = spec.name
         assert spec.module is not None
         with seeded(spec, model_seed):
@@ -44,8 +38,8 @@ class HostedModule:
         if not isinstance(self._module, nn.Module):
             raise SpecError(f"Module '{spec.name}' was built as a {type(self._module).__name__}.")
         self._optimizer = self._build_optimizer(spec)
-        self._graphs: dict[tuple[int, int], _Graph] = {}  # by rank and call
-        self._updates: dict[int, int] = {}  # by rank
+        self._seed = f"{model_seed}/{spec.name}"
+        self._graphs: dict[tuple[int, int], Tensor] = {}  # by rank and call
         self._lock = threading.Lock()  # one forward or backward at a time
 
     def _build_optimizer(self, spec: RemoteEmbeddingSpec) -> torch.optim.Optimizer | None:
@@ -73,19 +67,32 @@ class HostedModule:
         return [float(group["lr"]) for group in groups]
 
     def forward(self, rank: int, call: ModuleCall) -> Tensor:
-        """The module's output for one trainer's inputs; the graph is kept if the call asks it."""
-        keeps = call.call is not None
-        with self._lock, torch.set_grad_enabled(keeps):
+        """The module's output for one trainer's inputs; the graph is kept if the call asks it.
+
+        What the module draws (dropout, say) depends on the trainer and the call, not on which
+        trainer came first. BatchNorm's running averages do follow the order of arrival.
+        """
+        with (
+            self._lock,
+            _RANDOM_LOCK,
+            torch.set_grad_enabled(call.keep),
+            torch.random.fork_rng([]),
+        ):
+            torch.manual_seed(seed_from(self._seed, rank, call.number))
             self._module.train(call.train)
             output = self._module(*call.inputs)
             if not isinstance(output, Tensor):
                 raise SpecError(
                     f"Module '{self._name}' returned a {type(output).__name__}. Return one tensor."
                 )
-            if keeps and output.requires_grad:
-                assert call.call is not None
-                self._graphs[rank, call.call] = _Graph(output, self._updates.get(rank, 0))
+            if output.requires_grad:
+                self._graphs[rank, call.number] = output
         return output.detach()
+
+    def release(self, rank: int, call: int) -> None:
+        """Drop the graph of a call whose output its trainer has let go."""
+        with self._lock:
+            self._graphs.pop((rank, call), None)
 
     def apply(
         self, pushes: Sequence[tuple[int, Sequence[ModulePush]]], divisor: int, lrs: list[float]
@@ -101,11 +108,10 @@ class HostedModule:
             any_came = False
             for rank, gradients in pushes:
                 for push in gradients:
-                    graph = self._graphs.pop((rank, push.call), None)
-                    if graph is not None:
-                        graph.output.backward(push.grad / divisor)  # type: ignore[no-untyped-call]
+                    output = self._graphs.pop((rank, push.call), None)
+                    if output is not None:  # else it has no parameter that learns
+                        output.backward(push.grad / divisor)  # type: ignore[no-untyped-call]
                         any_came = True
-                self._forget(rank)
             if any_came and self._optimizer is not None:
                 for group, lr in zip(self._optimizer.param_groups, lrs, strict=True):
                     group["lr"] = lr
@@ -113,17 +119,8 @@ class HostedModule:
                     stepped.grad, parameter.grad = parameter.grad, None
                 self._optimizer.step()
 
-    def _forget(self, rank: int) -> None:
-        """Count a trainer's update, and drop its graphs that the loss did not use."""
-        done = self._updates[rank] = self._updates.get(rank, 0) + 1
-        stale = [
-            key
-            for key, graph in self._graphs.items()
-            if key[0] == rank and done - graph.made_at >= _KEPT_UPDATES
-        ]
-        for key in stale:
-            del self._graphs[key]
-
     def state_dict(self) -> dict[str, Tensor]:
         """The module's parameters and buffers."""
-        return {name: value.detach() for name, value in self._module.state_dict().items()}
+        state = self._module.state_dict()
+        with self._lock:  # not while a step writes them
+            return {name: value.detach().clone() for name, value in state.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,22 +20,25 @@ _DRAW = 16
 _BLOCK_VALUES = 1 << 20
 
 
+def seed_from(*parts: object) -> int:
+    """A seed that depends on all parts, the same in every process."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1  # 63 bits: torch takes a signed seed
+
+
 @contextmanager
-def seeded(spec: RemoteEmbeddingSpec, model_seed: int) -> Iterator[None]:
+def seeded(spec: RemoteEmbeddingSpec, model_seed: str) -> Iterator[None]:
     """Within it torch's global generator is seeded for a spec; after it, it is as it was.
 
     The seed is the spec's own, or one derived from the model's seed and the spec's name.
     """
-    seed = spec.seed
-    if seed is None:
-        digest = hashlib.blake2b(f"{model_seed}/{spec.name}".encode(), digest_size=8).digest()
-        seed = int.from_bytes(digest, "big") >> 1  # 63 bits: torch takes a signed seed
+    seed = seed_from(model_seed, spec.name) if spec.seed is None else spec.seed
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
 
-def fill(rows: Tensor, spec: RemoteEmbeddingSpec, part: SlabPart, model_seed: int) -> None:
+def fill(rows: Tensor, spec: RemoteEmbeddingSpec, part: SlabPart, model_seed: str) -> None:
     """Give one shard its initial values.
 
     Goes through the whole table block by block, as one process would, and keeps this shard's
@@ -66,6 +70,7 @@ def _blocks(spec: RemoteEmbeddingSpec) -> Iterator[tuple[int, Tensor]]:
     """The table's values, block after block of whole rows, each with its first row."""
     if spec.init is None or callable(spec.init):
         init = spec.init or nn.init.normal_
+        _check_blockwise(spec, init)
         for start, stop in _ranges(spec.num_embeddings, spec.embedding_dim):
             block = torch.empty(stop - start, spec.embedding_dim)
             init(block)
@@ -83,6 +88,19 @@ def _blocks(spec: RemoteEmbeddingSpec) -> Iterator[tuple[int, Tensor]]:
         )
     for start, stop in _ranges(spec.num_embeddings, spec.embedding_dim):
         yield start, values[start:stop]
+
+
+def _check_blockwise(spec: RemoteEmbeddingSpec, init: object) -> None:
+    """Refuse torch's initialisers that look at the whole table's shape, if it comes in blocks."""
+    function = init.func if isinstance(init, functools.partial) else init
+    name = getattr(function, "__name__", "")
+    by_shape = name.startswith(("xavier_", "kaiming_", "orthogonal_", "dirac_", "eye_", "sparse_"))
+    if by_shape and len(_ranges(spec.num_embeddings, spec.embedding_dim)) > 1:
+        raise SpecError(
+            f"Table '{spec.name}' cannot be filled by {name}: it depends on the shape of the whole "
+            "table, which is filled in blocks of rows. Use uniform_ or normal_ with the bound or "
+            "std that it would take, or give the values as a file."
+        )
 
 
 def _ranges(num_rows: int, dim: int) -> list[tuple[int, int]]:

@@ -22,7 +22,8 @@ class ModelShard:
 
     def __init__(self, served: ServedModel) -> None:
         specs = {spec.name: spec for spec in served.specs}
-        seed = served.request.seed
+        # The model's number too: one model after another starts from other values.
+        seed = f"{served.request.seed}/{served.model_id}"
         self._slabs = [Slab(layout, specs, seed) for layout in served.layouts]
         self._modules = {name: HostedModule(specs[name], seed) for name in served.modules}
         self._lock = threading.Lock()
@@ -31,6 +32,8 @@ class ModelShard:
         """The rows and outputs that a trainer wants, as they are now."""
         if lookups is None:
             return Pooled(tuple(None for _ in self._slabs))
+        for name, call_number in lookups.released:
+            self._modules[name].release(lookups.rank, call_number)
         return Pooled(
             tuple(
                 None if lookup is None else slab.lookup(lookup)

@@ -40,6 +40,10 @@ class ParameterServer:
             self._stop_asked = True
             return None
         model_id, *rest = args
+        if method == "release":
+            if self._services[model_id].release(*rest):
+                del self._services[model_id]
+            return None
         call = getattr(self._services[model_id], method, None)
         if method.startswith("_") or call is None:
             raise HybridParError(f"{self._name} has no call '{method}' (asked by {peer}).")
@@ -77,6 +81,8 @@ class _Service:
             server, lambda updates: self._shard.gradient_squares(updates, len(updates)), timeout_s
         )
         self._steps = 0
+        self._holders = set(range(trainers))
+        self._release_lock = threading.Lock()
         self.module_lrs = self._shard.module_lrs
 
     def lookup(self, lookups: Lookups) -> Pooled:
@@ -126,6 +132,12 @@ class _Service:
     def module_state(self, name: str) -> dict[str, Tensor]:
         """A hosted module's parameters and buffers."""
         return self._shard.module_state(name)
+
+    def release(self, rank: int) -> bool:
+        """A trainer needs the model no more; whether that was the last."""
+        with self._release_lock:
+            self._holders.discard(rank)
+            return not self._holders
 
     def lose(self, rank: int, why: str) -> None:
         """A trainer will not come any more."""

@@ -86,6 +86,9 @@ def ftrl(
     assert rows is not None
     grad = _decayed(s, rows, grad)
     z, n = state["z"], state["n"]
+    if lr == 0:  # a schedule's end: the formula divides by it
+        n.addcmul_(grad, grad)
+        return torch.zeros_like(grad)
     before = n.sqrt()
     root = n.addcmul_(grad, grad).sqrt()
     z.add_(grad).sub_((root - before).div_(lr).mul_(rows))

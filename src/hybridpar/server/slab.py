@@ -34,7 +34,7 @@ class Slab:
     """
 
     def __init__(
-        self, layout: SlabLayout, specs: Mapping[str, RemoteEmbeddingSpec], model_seed: int
+        self, layout: SlabLayout, specs: Mapping[str, RemoteEmbeddingSpec], model_seed: str
     ) -> None:
         self._kind = layout.kind
         self._settings = layout.kind.settings
@@ -48,7 +48,7 @@ class Slab:
             rows = self.weight[part.first_row : part.first_row + part.num_rows]
             fill(rows, specs[part.table], part, model_seed)
         self.state = {
-            name: torch.full((layout.num_rows, width), self._settings.initial_state(name))
+            name: _filled((layout.num_rows, width), self._settings.initial_state(name))
             for name, width in self._settings.state_widths(columns).items()
         }
 
@@ -121,6 +121,11 @@ class Slab:
         """Set rows of the weight or of a state."""
         target = self.weight if what == WEIGHT else self.state[what]
         target.index_copy_(0, rows, values.to(target.dtype))
+
+
+def _filled(shape: tuple[int, int], value: float) -> Tensor:
+    # The system hands out zeros page by page, when first touched; torch.full writes them all.
+    return torch.full(shape, value) if value else torch.zeros(shape)
 
 
 class _BagGradients(NamedTuple):

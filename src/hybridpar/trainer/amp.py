@@ -28,6 +28,14 @@ class MixedPrecision:
         self._ctx = ctx
         self._dtype = autocast
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        # Tells the scaler what it cannot see: an overflow in a table's gradient, or elsewhere.
+        self._flag = torch.zeros(1, device=ctx.device, requires_grad=True)
+        self._flag_optimizer = torch.optim.SGD([self._flag], lr=0.0)
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """The loss scaler in use."""
+        return self._scaler
 
     def autocast(self) -> torch.autocast:
         """The context for forward and loss."""
@@ -71,6 +79,8 @@ class MixedPrecision:
                         overflow.fill_(1.0)
         if group is not None:
             dist.all_reduce(overflow, op=dist.ReduceOp.MAX, group=group)
+        self._flag.grad = torch.full_like(self._flag, float("inf") if overflow else 0.0)
+        self._scaler.unscale_(self._flag_optimizer)
         return bool(overflow)
 
     def step(self, dense: torch.optim.Optimizer | None, *, skip: bool) -> None:
@@ -79,8 +89,6 @@ class MixedPrecision:
             if dense is not None:
                 dense.step()
             return
-        if skip:
-            self._scaler.update(self._scaler.get_scale() * self._scaler.get_backoff_factor())
-        elif dense is not None:
+        if dense is not None and not skip:
             self._scaler.step(dense)
-            self._scaler.update()
+        self._scaler.update()

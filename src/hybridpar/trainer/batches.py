@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -11,6 +12,8 @@ from torch import Tensor
 from hybridpar.errors import InputError
 
 Batch = TypeVar("Batch")
+
+_logger = logging.getLogger("hybridpar")
 
 
 class Batches(Generic[Batch]):
@@ -52,14 +55,22 @@ class Batches(Generic[Batch]):
             ) from error
 
     def _first_pass(self, source: Iterator[Batch]) -> Iterator[Batch]:
+        empty = True
         for batch in source:
+            empty = False
             if self._keep:
                 self._kept.append(batch)
             yield batch
+        if empty:
+            _logger.warning(
+                "fit got an iterator with nothing left in it. Is it used a second time?"
+            )
 
     def _tell_sampler(self, number: int) -> None:
         """As DistributedSampler wants, so that each epoch is shuffled differently."""
-        for holder in (self._source, getattr(self._source, "sampler", None)):
+        sampler = getattr(self._source, "sampler", None)
+        inner = getattr(getattr(self._source, "batch_sampler", None), "sampler", None)
+        for holder in {id(h): h for h in (self._source, sampler, inner)}.values():
             set_epoch = getattr(holder, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(number)

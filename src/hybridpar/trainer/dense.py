@@ -16,13 +16,14 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from hybridpar.errors import SpecError
 from hybridpar.trainer.context import TrainerContext
 
-CommHook: TypeAlias = tuple[Any, Callable[..., Any]]
-"""What :meth:`DistributedDataParallel.register_comm_hook` takes: (state, hook)."""
+CommHook: TypeAlias = Callable[[dist.ProcessGroup], tuple[Any, Callable[..., Any]]]
+"""From the process group that reduces to what DDP's ``register_comm_hook`` takes: (state, hook)."""
 
 
 class DenseHalf:
@@ -35,7 +36,8 @@ class DenseHalf:
         ctx: this trainer's context.
         optimizer: steps the parameters; its state is brought along after an uneven epoch.
         ddp: keyword arguments of DistributedDataParallel.
-        comm_hook: registered with every wrapper.
+        comm_hook: makes the hook to register with each wrapper.
+        scaler: the loss scaler, whose state is brought along too.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class DenseHalf:
         optimizer: torch.optim.Optimizer | None,
         ddp: Mapping[str, Any],
         comm_hook: CommHook | None,
+        scaler: GradScaler | None,
     ) -> None:
         for name in ("module", "device_ids", "output_device", "process_group"):
             if name in ddp:
@@ -54,6 +57,8 @@ class DenseHalf:
         self._optimizer = optimizer
         self._ddp = dict(ddp)
         self._comm_hook = comm_hook
+        self._scaler = scaler
+        self._sync_norms = [m for m in model.modules() if isinstance(m, nn.SyncBatchNorm)]
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self._wrapped: dict[tuple[int, ...], nn.Module] = {}
         self.over(tuple(range(ctx.num_trainers)))
@@ -62,6 +67,8 @@ class DenseHalf:
         """The module to call in a step that the trainers of ``ranks`` take, this one among them."""
         if ranks not in self._wrapped:
             self._wrapped[ranks] = self._wrap(ranks)
+        for norm in self._sync_norms:
+            norm.process_group = self.group(ranks)
         return self._wrapped[ranks]
 
     def no_sync(self, ranks: tuple[int, ...]) -> AbstractContextManager[None]:
@@ -93,19 +100,23 @@ class DenseHalf:
             **self._ddp,
         )
         if self._comm_hook is not None:
-            wrapped.register_comm_hook(*self._comm_hook)
+            wrapped.register_comm_hook(*self._comm_hook(group))
         return wrapped
 
     def copy_from(self, rank: int) -> None:
-        """Give every trainer the parameters, buffers and optimizer state of one. Collective."""
-        state: dict[str, dict[str, Any]] = {"model": self._model.state_dict()}
-        if self._optimizer is not None:
-            state["optimizer"] = self._optimizer.state_dict()
+        """Give every trainer the dense half of one, and all that goes with it. Collective.
+
+        That is parameters and buffers, and the state of the optimizer and of the loss scaler.
+        """
+        holders = {"model": self._model, "optimizer": self._optimizer, "scaler": self._scaler}
+        parts = {name: holder for name, holder in holders.items() if holder is not None}
+        state = {name: holder.state_dict() for name, holder in parts.items()}
+        state["step"] = {"step": self._ctx.step}
         state = _broadcast(state, rank, mine=self._ctx.rank == rank)
         if self._ctx.rank != rank:
-            self._model.load_state_dict(state["model"])
-            if self._optimizer is not None:
-                self._optimizer.load_state_dict(state["optimizer"])
+            for name, holder in parts.items():
+                holder.load_state_dict(state[name])
+            self._ctx.step = state["step"]["step"]
 
 
 def _broadcast(value: Any, source: int, *, mine: bool) -> Any:

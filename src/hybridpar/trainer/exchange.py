@@ -167,8 +167,8 @@ class Exchange(ABC):
 
     def _note(self, batch: RoutedBatch, pooled: list[Pooled]) -> None:
         """Count how far behind the rows of a batch's tables were."""
-        behind = max((answer.behind for answer in pooled), default=0)
         for table in batch.tables:
+            behind = max(pooled[server].behind for server in self._tables.servers_of(table))
             self.staleness.setdefault(table, Counter())[behind] += 1
 
     def _count_step(self) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
 
 from hybridpar.errors import InputError, SpecError
-from hybridpar.optim import SparseOptimizerSettings
+from hybridpar.optim import SparseOptimizerSettings, dense_name
 from hybridpar.trainer.amp import MixedPrecision
 from hybridpar.trainer.batches import Batches, to_device
 from hybridpar.trainer.context import TrainerContext
@@ -22,9 +23,17 @@ from hybridpar.trainer.exchange import Round
 from hybridpar.trainer.model import Consistency, HybridModel, SparseSettings
 from hybridpar.trainer.progress import FitResult, Progress
 from hybridpar.trainer.routing import RoutedBatch
+from hybridpar.trainer.sparse_optimizer import SparseOptimizer
 
 Batch = TypeVar("Batch")
 Losses: TypeAlias = "Tensor | Mapping[str, Tensor]"
+MakeSchedulers: TypeAlias = Callable[
+    ["torch.optim.Optimizer | None", SparseOptimizer], Sequence[LRScheduler]
+]
+
+
+def _no_schedulers(*_: object) -> Sequence[LRScheduler]:
+    return ()
 
 
 class TrainerLoop(Generic[Batch]):
@@ -55,7 +64,10 @@ class TrainerLoop(Generic[Batch]):
         clip_grad_value: the entries of the dense half's gradient are clamped to this size.
         ddp: keyword arguments of DistributedDataParallel, such as
             ``{"find_unused_parameters": True}`` or ``{"static_graph": True}``.
-        comm_hook: ``(state, hook)`` for DistributedDataParallel's ``register_comm_hook``.
+        comm_hook: called with the process group that reduces; returns the ``(state, hook)`` for
+            DistributedDataParallel's ``register_comm_hook``.
+        schedulers: called with (dense optimizer or None, sparse optimizer); returns torch's
+            learning-rate schedulers, each stepped after every optimizer step.
 
     Raises:
         SpecError: if an optimizer is of the wrong kind, a setting is wrong, or the trainers' specs
@@ -90,9 +102,12 @@ class TrainerLoop(Generic[Batch]):
         clip_grad_value: float | None = None,
         ddp: Mapping[str, Any] | None = None,
         comm_hook: CommHook | None = None,
+        schedulers: MakeSchedulers = _no_schedulers,
     ) -> None:
         if accumulate < 1:
             raise SpecError(f"accumulate is {accumulate}. Give how many batches make a step.")
+        if accumulate > 1 and (ddp or {}).get("static_graph"):
+            raise SpecError("DDP cannot accumulate with static_graph. Leave out one of the two.")
         self.model = model.to(ctx.device)
         self.dense_optimizer = _dense_optimizer(model, dense_optimizer)
         self.sparse_optimizer = model.connect(
@@ -104,13 +119,16 @@ class TrainerLoop(Generic[Batch]):
         )
         self._ctx = ctx
         self._loss = loss
-        self._dense = DenseHalf(model, ctx, self.dense_optimizer, ddp or {}, comm_hook)
         self._precision = MixedPrecision(ctx, autocast, grad_scaler)
+        self._dense = DenseHalf(
+            model, ctx, self.dense_optimizer, ddp or {}, comm_hook, self._precision.scaler
+        )
+        self._schedulers = list(schedulers(self.dense_optimizer, self.sparse_optimizer))
         self._accumulate = accumulate
         self._clip_norm = clip_grad_norm
         self._clip_value = clip_grad_value
         self._everyone = tuple(range(ctx.num_trainers))
-        self._pushes_early = grad_scaler is None and not self.model.exchange.clips_norms
+        self._pushes_early = grad_scaler is None and not self.model._connected_exchange.clips_norms
         self._pushed = False
         self._epochs = 0  # passes over the data in this loop's life
 
@@ -143,10 +161,13 @@ class TrainerLoop(Generic[Batch]):
             progress.begin_epoch()
             self._fit_epoch(source.epoch(self._epochs), progress)
             self._epochs += 1
-        return progress.result(time.perf_counter() - started, self.model.exchange.staleness)
+        return progress.result(
+            time.perf_counter() - started, self.model._connected_exchange.staleness
+        )
 
     def _fit_epoch(self, stream: Iterator[Batch], progress: Progress) -> None:
-        exchange = self.model.exchange
+        exchange = self.model._connected_exchange
+        self.sparse_optimizer.zero_grad()  # of an epoch that an error cut short, say
         group = self._next_group(stream, ahead=0)
         current = exchange.open(group[0][1] if group else None)
         while group:
@@ -158,6 +179,8 @@ class TrainerLoop(Generic[Batch]):
             progress.skipped += skip
             if not self._pushed:
                 self._push(skip=skip)
+            for scheduler in self._schedulers:
+                scheduler.step()
             current = exchange.complete()
             group = following
         stayed = exchange.close()
@@ -169,7 +192,7 @@ class TrainerLoop(Generic[Batch]):
     ) -> list[tuple[Batch, RoutedBatch]]:
         """The batches of one step, each with its ids checked and split by server."""
         batches = itertools.islice(stream, self._accumulate)
-        return [(batch, self.model.route(batch, ahead=ahead)) for batch in batches]
+        return [(batch, self.model._route(batch, ahead=ahead)) for batch in batches]
 
     def _backward(self, group: list[tuple[Batch, RoutedBatch]], current: Round) -> Tensor:
         """Forward, loss and backward; DDP averages the dense gradients in the last of them."""
@@ -179,8 +202,10 @@ class TrainerLoop(Generic[Batch]):
         losses = []
         for number, (batch, routed) in enumerate(group):
             last = number == len(group) - 1
-            pooled = current.pooled if number == 0 else self.model.exchange.lookup(routed)
-            embeddings = self.model.embed(routed, pooled, batch)
+            pooled = (
+                current.pooled if number == 0 else self.model._connected_exchange.lookup(routed)
+            )
+            embeddings = self.model._embed(routed, pooled, batch)
             if self._ctx.device.type != "cpu":
                 batch = to_device(batch, self._ctx.device)
             with nullcontext() if last else self._dense.no_sync(current.active):
@@ -194,13 +219,15 @@ class TrainerLoop(Generic[Batch]):
 
     def _push(self, *, skip: bool = False) -> None:
         """Push the step's gradients: from within backward where nothing more happens to them."""
-        self.model.exchange.send(self.sparse_optimizer.gradients(skip=skip))
-        self.sparse_optimizer.zero_grad()
+        self.model._connected_exchange.send(self.sparse_optimizer.gradients(skip=skip))
+        self.sparse_optimizer.pushed()
         self._pushed = True
 
     def _total(self, losses: Losses) -> Tensor:
         """The scalar to train on."""
         parts = list(losses.values()) if isinstance(losses, Mapping) else [losses]
+        if not parts:
+            raise InputError(f"The loss on {self._ctx.name} named no loss. Return one at least.")
         for part in parts:
             if not isinstance(part, Tensor) or part.numel() != 1:
                 got = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else type(part)
@@ -218,11 +245,10 @@ class TrainerLoop(Generic[Batch]):
         skip = self._precision.unscale(
             self.dense_optimizer, self.sparse_optimizer, self._dense.group(active)
         )
-        parameters = list(self.model.parameters())
         if self._clip_value is not None:
-            nn.utils.clip_grad_value_(parameters, self._clip_value)
+            nn.utils.clip_grad_value_(self.model.parameters(), self._clip_value)
         if self._clip_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, self._clip_norm)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
         self._precision.step(self.dense_optimizer, skip=skip)
         return skip
 
@@ -233,10 +259,9 @@ def _dense_optimizer(
     given: object = make
     kind = given if isinstance(given, type) else type(given)
     if issubclass(kind, SparseOptimizerSettings):
-        name = kind.__name__ if hasattr(torch.optim, kind.__name__) else "Adagrad"
         raise SpecError(
             f"dense_optimizer got {given!r}, a setting for tables. Give a function of the "
-            f"parameters: lambda params: torch.optim.{name}(params, lr=...)."
+            f"parameters: lambda params: torch.optim.{dense_name(given)}(params, lr=...)."
         )
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,15 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
         self._tables: RemoteTables | None = None
         self._exchange: Exchange | None = None
         self._sparse_optimizer: SparseOptimizer | None = None
+
+    @override
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, (nn.Module, Tensor)) and hasattr(HybridModel, name):
+            raise SpecError(
+                f"{type(self).__name__}.{name} would hide what HybridModel itself calls '{name}'. "
+                "Give the submodule another name."
+            )
+        super().__setattr__(name, value)
 
     @abstractmethod
     def sparse_inputs(self, batch: Batch) -> Mapping[str, FeatureValue]:
@@ -145,10 +154,10 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
         Raises:
             InputError: if an id or an offset is out of range, or a feature is unknown.
         """
-        routed = self.route(batch)
-        if torch.is_grad_enabled():
-            return self.embed(routed, self.exchange.lookup(routed), batch)
-        return self.embed(routed, self.tables.lookup(routed), batch)
+        routed = self._route(batch)
+        if self.training and torch.is_grad_enabled():  # a step's lookup: its staleness counts
+            return self._embed(routed, self._connected_exchange.lookup(routed), batch)
+        return self._embed(routed, self._connected.lookup(routed), batch)
 
     def rows(self, name: str, ids: Tensor | None = None) -> Tensor:
         """Rows of a table, after every push of this trainer so far; in sync mode, of all trainers.
@@ -164,8 +173,8 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
             InputError: if an id is out of range.
             SpecError: if no table has the name.
         """
-        self.exchange.settle()
-        return self.tables.read(name, "weight", ids)
+        self._connected_exchange.settle()
+        return self._connected.read(name, "weight", ids)
 
     def module_state_dict(self, name: str) -> dict[str, Tensor]:
         """A hosted module's ``state_dict``, on the CPU, after every push as for :meth:`rows`.
@@ -173,8 +182,8 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
         Raises:
             SpecError: if no module has the name.
         """
-        self.exchange.settle()
-        return self.tables.module_state_dict(name)
+        self._connected_exchange.settle()
+        return self._connected.module_state_dict(name)
 
     def freeze(self, *names: str) -> None:
         """Give these tables and modules no gradient from now on; every trainer does alike.
@@ -183,7 +192,7 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
             SpecError: if no table has the name.
         """
         self._known(names)
-        self.tables.frozen.update(names)
+        self._connected.frozen.update(names)
 
     def unfreeze(self, *names: str) -> None:
         """Train these tables and modules again; every trainer does alike.
@@ -192,15 +201,24 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
             SpecError: if no table has the name.
         """
         self._known(names)
-        self.tables.frozen.difference_update(names)
+        self._connected.frozen.difference_update(names)
+
+    def disconnect(self) -> None:
+        """Free the tables on the servers; every trainer does so. They are lost.
+
+        A job that builds one model after another needs it, or the servers hold them all.
+        """
+        self._connected_exchange.settle()
+        self._connected.release()
+        self._tables = self._exchange = self._sparse_optimizer = None
 
     @property
     def plan(self) -> Plan:
         """Where the tables are; ``print(model.plan)`` shows it."""
-        return self.tables.plan
+        return self._connected.plan
 
     @property
-    def tables(self) -> RemoteTables:
+    def _connected(self) -> RemoteTables:
         """The tables on the servers.
 
         Raises:
@@ -214,28 +232,28 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
         return self._tables
 
     @property
-    def exchange(self) -> Exchange:
-        """How this model's trainers and servers keep step; see :attr:`tables` on when it is."""
-        assert self.tables is not None
+    def _connected_exchange(self) -> Exchange:
+        """How this model's trainers and servers keep step."""
+        assert self._connected is not None
         assert self._exchange is not None
         return self._exchange
 
-    def route(self, batch: Batch, *, ahead: int = 0) -> RoutedBatch:
+    def _route(self, batch: Batch, *, ahead: int = 0) -> RoutedBatch:
         """Check a batch's ids and split them by server: the beginning of a lookup."""
-        return self.tables.route(self.sparse_inputs(batch), train=self.training, ahead=ahead)
+        return self._connected.route(self.sparse_inputs(batch), train=self.training, ahead=ahead)
 
-    def embed(self, routed: RoutedBatch, pooled: list[Pooled], batch: Batch) -> dict[str, Tensor]:
+    def _embed(self, routed: RoutedBatch, pooled: list[Pooled], batch: Batch) -> dict[str, Tensor]:
         """Turn the servers' answers to a routed batch into embeddings: the end of a lookup."""
         if routed.learns_weights:
             routed.refresh(self.sparse_inputs(batch))
         optimizer = self._sparse_optimizer
         watch = optimizer.watch if optimizer is not None and torch.is_grad_enabled() else None
-        return routed.embeddings(pooled, self.tables.ctx.device, watch, self.tables.frozen)
+        return routed.embeddings(pooled, self._connected.ctx.device, watch, self._connected.frozen)
 
     def _known(self, names: tuple[str, ...]) -> None:
         for name in names:
-            if name not in self.tables.specs:
-                known = ", ".join(self.tables.specs)
+            if name not in self._connected.specs:
+                known = ", ".join(self._connected.specs)
                 raise SpecError(f"No table is named '{name}'. The model has {known}.")
 
 
@@ -276,8 +294,7 @@ def _with_optimizers(
 
 def _wrong_optimizer(table: str, settings: object) -> str:
     """Says which setting takes the place of a dense optimizer, or that there is none."""
-    kind = settings if isinstance(settings, type) else type(settings)
-    name = kind.__name__ if kind.__name__ in optim.__all__ else "Adagrad"
+    name = optim.sparse_name(settings)
     if settings is None:
         return (
             f"Table '{table}' has no optimizer. Give sparse_optimizer=hybridpar.optim.{name}"

@@ -5,6 +5,7 @@ Shapes: N ids, B bags of a feature, S the bags that one shard takes part in, D c
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -86,7 +87,9 @@ class RoutedBatch:
         pieces: dict[tuple[int, int], list[_Piece]],
         features: dict[str, tuple[RemoteEmbeddingSpec, CheckedFeature, Placement]],
         modules: tuple[str, ...],
+        released: list[list[tuple[str, int]]],
     ) -> None:
+        self._released = released
         self.lookups = lookups
         self.tables = {spec.name for spec, _, _ in features.values()}.union(modules)
         self._pieces = pieces
@@ -109,6 +112,11 @@ class RoutedBatch:
         for feature, (spec, checked, placement) in self._features.items():
             if checked.weights is not None:
                 again = check(feature, spec, inputs[feature], "this trainer")
+                if not torch.equal(again.bags.indices, checked.bags.indices):
+                    raise InputError(
+                        f"sparse_inputs gave feature '{feature}' other ids when called again for "
+                        "the same batch. Draw what is random when the batch is made."
+                    )
                 self._features[feature] = spec, again, placement
 
     def embeddings(
@@ -134,6 +142,8 @@ class RoutedBatch:
                 table = self._features[piece.feature][0].name
                 if watch is not None and table not in frozen:
                     watch(Origin(table, server, slab, piece), own.requires_grad_())
+                    # The same memory, but neither a leaf nor a view: free to be changed in place.
+                    own = torch.ops.aten._unsafe_view(own, own.shape)
                 parts[piece.feature].append((piece, own))
         found = {
             feature: finish(
@@ -145,8 +155,10 @@ class RoutedBatch:
             lookups = self.lookups[server]
             for call, output in zip(lookups.modules, answer.modules, strict=True):
                 own = output.to(device)
-                if watch is not None and call.call is not None:
-                    watch(Origin(call.module, server, -1, call.call), own.requires_grad_())
+                if watch is not None and call.keep:
+                    watch(Origin(call.module, server, -1, call.number), own.requires_grad_())
+                    weakref.finalize(own, self._released[server].append, (call.module, call.number))
+                    own = torch.ops.aten._unsafe_view(own, own.shape)
                 found[call.feature] = own
         return found
 
@@ -159,6 +171,7 @@ class Router:
         self._plan = plan
         self._rank = rank
         self._calls = 0
+        self._released: list[list[tuple[str, int]]] = [[] for _ in plan.slabs]
 
     def route(
         self, inputs: Mapping[str, FeatureValue], where: str, *, train: bool, frozen: set[str]
@@ -203,11 +216,18 @@ class Router:
                     for slab in range(len(slabs))
                 ),
                 tuple(calls[server]),
+                self._take_released(server),
             )
             for server, slabs in enumerate(self._plan.slabs)
         )
         modules = tuple(call.module for of_server in calls for call in of_server)
-        return RoutedBatch(lookups, pieces, features, modules)
+        return RoutedBatch(lookups, pieces, features, modules, self._released)
+
+    def _take_released(self, server: int) -> tuple[tuple[str, int], ...]:
+        """Calls of hosted modules whose outputs are gone by now: their graphs may go too."""
+        released = tuple(self._released[server])
+        del self._released[server][: len(released)]
+        return released
 
     def _spec_of(self, feature: str, where: str) -> RemoteEmbeddingSpec:
         spec = self._by_feature.get(feature)
@@ -230,13 +250,18 @@ class Router:
                     f"Feature '{feature}' on {where} has a {type(part).__name__} among the inputs "
                     f"of module '{spec.name}'. Give a tensor, or a tuple of tensors."
                 )
+            if part.is_nested:
+                raise InputError(
+                    f"Feature '{feature}' on {where}: an input of module '{spec.name}' is a nested "
+                    "tensor. Pass its values() and offsets()."
+                )
             if part.requires_grad:
                 raise InputError(
                     f"Feature '{feature}' on {where}: an input of module '{spec.name}' requires a "
                     "gradient, which does not come back from the server. Pass input.detach()."
                 )
         self._calls += 1
-        return ModuleCall(spec.name, feature, inputs, train, self._calls if keep else None)
+        return ModuleCall(spec.name, feature, inputs, train, self._calls, keep)
 
 
 def _pieces(feature: str, bags: Bags, placement: Placement) -> list[_Piece]:

@@ -67,8 +67,13 @@ class SparseOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._exchange.push(self.gradients())
-        self.zero_grad()
+        self.pushed()
         return loss
+
+    def pushed(self) -> None:
+        """The gradients since the last step are on their way."""
+        self.zero_grad()
+        self._opt_called = True  # torch's schedulers warn of a step that they did not see
 
     @override
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -129,7 +134,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         pushes = [
             (origin.server, origin.slab, origin.push(leaf.grad))
             for _, (origin, leaf) in sorted(self._with_gradient.items(), key=lambda item: item[0])
-            if leaf.grad is not None
+            if leaf.grad is not None and origin.table not in self._tables.frozen
         ]
         lrs: dict[str, list[float]] = {name: [] for name in self._tables.specs}
         for group in self.param_groups:

@@ -119,6 +119,17 @@ class RemoteTables:
         state: dict[str, Tensor] = server.call("module_state", self.model_id, name)
         return state
 
+    def servers_of(self, table: str) -> set[int]:
+        """The servers that hold some of a table, or a module."""
+        if table in self.plan.modules:
+            return {self.plan.modules[table]}
+        return {shard.server for shard in self.plan.placements[table].shards}
+
+    def release(self) -> None:
+        """Let the servers free the model, once every trainer has asked for it."""
+        for server in self.servers.values():
+            server.call("release", self.model_id, self.ctx.rank)
+
     def _spec(self, name: str) -> RemoteEmbeddingSpec:
         if name not in self.specs:
             raise SpecError(f"No table is named '{name}'. The model has {', '.join(self.specs)}.")
