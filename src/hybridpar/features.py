@@ -65,6 +65,13 @@ class CheckedFeature:
     jagged: Tensor | None
 
 
+def count_before(mask: Tensor) -> Tensor:
+    """How many of a mask's (N,) entries are true before each position, the end too: (N + 1,)."""
+    before = torch.zeros(mask.numel() + 1, dtype=torch.int64)
+    torch.cumsum(mask, 0, out=before[1:])
+    return before
+
+
 def bag_lengths(offsets: Tensor, num_indices: int) -> Tensor:
     """How many ids each bag holds, from the (B,) start offsets and N: (B,) int64."""
     ends = torch.empty_like(offsets)
@@ -217,6 +224,4 @@ def _without(bags: Bags, padding_idx: int) -> tuple[Bags, Tensor | None]:
     kept = stays.nonzero().squeeze(1)
     if kept.numel() == bags.indices.numel():
         return bags, None
-    before = torch.zeros(stays.numel() + 1, dtype=torch.int64)
-    torch.cumsum(stays, 0, out=before[1:])
-    return Bags(bags.indices[kept], before[bags.offsets]), kept
+    return Bags(bags.indices[kept], count_before(stays)[bags.offsets]), kept

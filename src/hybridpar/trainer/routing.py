@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hybridpar.errors import InputError
-from hybridpar.features import Bags, CheckedFeature, FeatureValue, check
+from hybridpar.features import Bags, CheckedFeature, FeatureValue, check, count_before
 from hybridpar.messages import Lookups, ModuleCall, ModulePush, Pooled, SlabLookup, SlabPush
 from hybridpar.sharding import Placement, Plan
 from hybridpar.specs import RemoteEmbeddingSpec, specs_by_feature
@@ -285,8 +285,7 @@ def _dealt(bags: Bags, index: int, num_shards: int) -> tuple[Tensor, Tensor | in
     if bags.one_each:
         return rows, rows.numel(), mine.nonzero().squeeze(1)
     # The ids of this shard before each bag's start and end, hence how many lie in the bag.
-    before = torch.zeros(bags.indices.numel() + 1, dtype=torch.int64)
-    torch.cumsum(mine, 0, out=before[1:])
+    before = count_before(mine)
     lengths = before[bags.offsets + bags.lengths()] - before[bags.offsets]
     which = lengths.nonzero().squeeze(1)
     if which.numel() == bags.num_bags:
