@@ -14,11 +14,11 @@ import io
 import pickle
 import socket
 import struct
+import threading
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
-from typing_extensions import override
+from torch import Tensor, nn
 
 _LENGTHS = struct.Struct("!II")
 _WRITABLE = 0x200  # PyBUF_WRITE
@@ -63,7 +63,11 @@ def pack(message: object) -> Packed:
 
 def unpack(body: bytes, tensors: list[Tensor]) -> Any:
     """The message of a frame; raises what unpickling it raises."""
-    return _Unpickler(io.BytesIO(body), tensors).load()
+    _arriving.tensors = tensors
+    try:
+        return pickle.loads(body)
+    finally:
+        _arriving.tensors = []
 
 
 def send_packed(connection: socket.socket, packed: Packed) -> None:
@@ -104,29 +108,26 @@ def receive_into(connection: socket.socket, view: memoryview) -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Takes the tensors out of what it pickles."""
+    """Takes the tensors out of what it pickles, and leaves their numbers."""
 
     def __init__(self, buffer: io.BytesIO) -> None:
         super().__init__(buffer, protocol=pickle.HIGHEST_PROTOCOL)
         self.tensors: list[Tensor] = []
+        self.dispatch_table = {Tensor: self._take, nn.Parameter: self._take}
 
-    @override
-    def persistent_id(self, obj: Any) -> int | None:
-        if not isinstance(obj, Tensor):
-            return None
-        self.tensors.append(obj.detach().cpu().contiguous())
-        return len(self.tensors) - 1
+    def _take(self, tensor: Tensor) -> tuple[Any, ...]:
+        if tensor.is_nested:
+            raise TypeError("a nested tensor cannot be sent")
+        self.tensors.append(tensor.detach().cpu().contiguous())
+        return _arrived, (len(self.tensors) - 1,)
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, buffer: io.BytesIO, tensors: list[Tensor]) -> None:
-        super().__init__(buffer)
-        self._tensors = tensors
+_arriving = threading.local()  # the tensors of the message that this thread unpickles
 
-    @override
-    def persistent_load(self, pid: Any) -> Tensor:
-        tensor: Tensor = self._tensors[pid]
-        return tensor
+
+def _arrived(number: int) -> Tensor:
+    tensor: Tensor = _arriving.tensors[number]
+    return tensor
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

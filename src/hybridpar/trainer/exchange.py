@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hybridpar.messages import ModulePush, Pooled, SlabPush, Turn, TurnAnswer, Update
 from hybridpar.rollcall import Ranks
@@ -159,8 +159,8 @@ class Exchange(ABC):
             table: min(1.0, clip / (totals[table] ** 0.5 + 1e-6)) for table, clip in clips.items()
         }
         return {
-            rank: replace(
-                update, scales=tuple(factors.get(slab.kind.alone, 1.0) for slab in slabs[rank])
+            rank: update._replace(
+                scales=tuple(factors.get(slab.kind.alone, 1.0) for slab in slabs[rank])
             )
             for rank, update in updates.items()
         }
