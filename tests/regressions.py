@@ -59,14 +59,20 @@ def much_both_ways(ctx: hp.TrainerContext, consistency: str, accumulate: int) ->
     return loop.fit([torch.arange(60_000)] * 4).steps
 
 
-def two_uneven_epochs(ctx: hp.TrainerContext, options: dict[str, Any]) -> tuple[Tensor, float]:
-    """The dense half and the loss scale after an uneven epoch and an even one."""
+def two_uneven_epochs(
+    ctx: hp.TrainerContext, options: dict[str, Any]
+) -> tuple[Tensor, list[float]]:
+    """The dense half, the loss scale and the rates after an uneven epoch and an even one."""
     scaler = None
     if options.pop("scaled", False):
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
         options["grad_scaler"] = scaler
     if options.pop("hooked", False):
         options["comm_hook"] = lambda group: (([], group), s.counting_hook)
+    if options.pop("scheduled", False):
+        options["schedulers"] = lambda *both: [
+            torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], gamma=0.5) for optimizer in both
+        ]
     model = s.Two()
     loop = hp.TrainerLoop(
         model, ctx, loss=s.as_it_is, dense_optimizer=dense_sgd,
@@ -75,7 +81,8 @@ def two_uneven_epochs(ctx: hp.TrainerContext, options: dict[str, Any]) -> tuple[
     counts = [[5, 2, 4], [3, 3, 3]]
     for count in counts:
         loop.fit(s.batches(ctx.rank, count[ctx.rank]))
-    return model.top.weight.detach().clone(), scaler.get_scale() if scaler else 1.0
+    rates = [g["lr"] for o in (loop.dense_optimizer, loop.sparse_optimizer) for g in o.param_groups]
+    return model.top.weight.detach().clone(), [scaler.get_scale() if scaler else 1.0, *rates]
 
 
 def mixed_loops(ctx: hp.TrainerContext, staleness: int) -> tuple[int, list[int]]:
@@ -325,3 +332,23 @@ def hosted_async(ctx: hp.TrainerContext) -> Tensor:
     loop.fit([torch.zeros(3, 2)] * 4)
     torch.distributed.barrier()
     return model.module_state_dict("m")["bias"] - before
+
+
+def unknown_state(ctx: hp.TrainerContext) -> str:
+    """A mistake that the user catches ends nothing."""
+    model = Wide(9, 2, sharding="row_wise")
+    optimizer = model.connect(ctx, hp.optim.Adam())
+    try:
+        optimizer.state_of("t", "sum")
+    except hp.SpecError as error:
+        return str(error)
+    return ""
+
+
+def counted_lookups(ctx: hp.TrainerContext, consistency: str) -> int:
+    """How many batches' staleness is counted where two make a step."""
+    loop = hp.TrainerLoop(
+        Wide(9, 2), ctx, loss=s.as_it_is, dense_optimizer=dense_sgd, accumulate=2,
+        sparse_optimizer=hp.optim.SGD(), consistency=consistency,
+    )  # fmt: skip
+    return sum(loop.fit([torch.tensor([1])] * 6).staleness["t"].values())

@@ -37,18 +37,21 @@ def test_batches_larger_than_any_buffer(consistency: str, accumulate: int) -> No
         {"sparse_optimizer": optim.SGD(lr=0.2, clip_norm=0.3)},
         {"scaled": True},
         {"hooked": True},
-        {"consistency": "async"},
+        {"scheduled": True},
+        {"scheduled": True, "consistency": "async"},
     ],
-    ids=["clip_norm", "grad_scaler", "comm_hook", "async"],
+    ids=["clip_norm", "grad_scaler", "comm_hook", "schedulers", "async"],
 )
 def test_trainers_agree_after_uneven_epochs(options: dict[str, Any]) -> None:
     launcher = hp.RoleLauncher(hp.Roles(trainers=3, servers=2), timeout_s=20.0)
-    (first, scale), *others = launcher.run(r.two_uneven_epochs, (options,))
-    for top, other_scale in others:
+    (first, rates), *others = launcher.run(r.two_uneven_epochs, (options,))
+    for top, other_rates in others:
         assert torch.equal(first, top)
-        assert scale == other_scale
+        assert rates == other_rates
     if "scaled" in options:
-        assert scale == 1024.0 * 2**4  # eight steps, doubled every two
+        assert rates[0] == 1024.0 * 2**4  # eight steps, doubled every two
+    if "scheduled" in options:
+        assert rates[1:] == [0.05, 0.05]
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
@@ -142,6 +145,16 @@ def test_hosted_modules_learn_on_arrival() -> None:
     for change in hp.launch(r.hosted_async, roles=hp.Roles(trainers=2)):
         # 2 trainers, 4 steps, 3 samples each, halved, at SGD's default rate
         assert change.item() == pytest.approx(-2 * 4 * 3 / 2 * 1e-3, rel=1e-4)
+
+
+def test_an_unknown_state_is_refused_and_ends_nothing() -> None:
+    (message,) = hp.launch(r.unknown_state, roles=hp.Roles(trainers=1, servers=2))
+    assert message == "Table 't' keeps no state 'sum'. Adam keeps exp_avg, exp_avg_sq."
+
+
+@pytest.mark.parametrize("consistency", ["sync", "async"])
+def test_every_lookups_staleness_is_counted(consistency: str) -> None:
+    assert hp.launch(r.counted_lookups, roles=WORLD, args=(consistency,)) == [6, 6]
 
 
 def test_jagged_ids_with_holes_are_refused() -> None:

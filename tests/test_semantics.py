@@ -134,11 +134,13 @@ def test_a_mapping_names_each_tables_settings() -> None:
         ({"consistency": "bounded"}, "got staleness=None"),
         ({"staleness": 3}, "goes with consistency='bounded', not 'sync'"),
         ({"accumulate": 0}, "accumulate is 0"),
+        ({"comm_hook": (1, 2)}, r"comm_hook is \(1, 2\). Give a function from the process group"),
+        ({"accumulate": 2, "ddp": {"static_graph": True}}, "cannot accumulate with static_graph"),
         ({"ddp": {"process_group": None}}, "ddp has 'process_group'"),
         ({"loss": lambda output, batch: output["a"].expand(2)}, r"is of shape \(2,\). Return a"),
         ({"loss": lambda output, batch: 1.0}, "Return a scalar tensor"),
     ],
-    ids=range(14),
+    ids=range(16),
 )
 def test_wrong_settings_are_refused(options: dict[str, Any], message: str) -> None:
     if "loss" in options:  # not a lambda: it would not cross

@@ -15,6 +15,8 @@ from torch import Tensor
 from hybridpar.sharding import Plan, SlabLayout
 from hybridpar.specs import RemoteEmbeddingSpec
 
+WEIGHT = "weight"  # what is read of a slab, beside the names of its optimizer's states
+
 
 class SlabLookup(NamedTuple):
     """Bags of rows of one slab.

@@ -24,7 +24,7 @@ def make_plan(specs: Sequence[RemoteEmbeddingSpec], num_servers: int) -> Plan:
     row-wise or column-wise, whichever sends fewer bytes a sample. Whole tables go, largest first,
     to the server that has least so far: the greedy rule for scheduling (Graham, "Bounds on
     Multiprocessing Timing Anomalies", 1969), never more than 4/3 of the best balance. Hosted
-    modules go in turn to the servers that hold fewest of them.
+    modules go round the servers, from the one that holds least on.
 
     Args:
         specs: the tables and modules, names unique, every table's ``optimizer`` filled in.

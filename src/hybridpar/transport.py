@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from hybridpar.errors import PeerLostError, RemoteError, WaitTimeoutError, describe
+from hybridpar.errors import PeerLostError, RemoteError, SpecError, WaitTimeoutError, describe
 from hybridpar.frames import (
     pack,
     receive,
@@ -32,6 +32,7 @@ from hybridpar.frames import (
 Handler = Callable[[str, str, tuple[Any, ...]], object]
 """Called with (peer, method, arguments); what it returns is the answer."""
 
+_KNOWN = (PeerLostError, SpecError, WaitTimeoutError)  # their messages say it all
 _HELLO = struct.Struct("!B32s64s")  # protocol version, job token, the caller's name
 _VERSION = 1
 _WELCOME = b"\x01"
@@ -50,7 +51,7 @@ class _Failure(NamedTuple):
     remote_traceback: str
 
     def raise_here(self) -> None:
-        for known in (PeerLostError, WaitTimeoutError):
+        for known in _KNOWN:
             if self.kind == known.__name__:
                 raise known(self.cause)
         raise RemoteError(self.origin, self.cause, self.remote_traceback)
@@ -148,8 +149,7 @@ class Listener:
         kind = type(error).__name__
         if isinstance(error, RemoteError):  # keep the first origin of a failure passed on
             return _Failure(kind, error.origin, error.cause, error.remote_traceback)
-        ours = isinstance(error, (PeerLostError, WaitTimeoutError))
-        cause = str(error) if ours else describe(error)
+        cause = str(error) if isinstance(error, _KNOWN) else describe(error)
         return _Failure(kind, self._name, cause, traceback.format_exc())
 
 
@@ -221,10 +221,12 @@ class Peer:
         """Wait for every answer under way.
 
         Raises:
-            RemoteError: if one of the calls raised over there.
+            RemoteError: if a call raised over there that was sent without waiting for it.
         """
-        while self._pending:
-            self._pending[-1].wait()
+        for reply in list(self._pending):
+            self._receive_until(reply)
+            if reply.little:  # nobody waits for it but the sender's conscience
+                reply.wait()
 
     def close(self) -> None:
         """Say goodbye and close. Harmless if the other side is gone."""

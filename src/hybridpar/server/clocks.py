@@ -43,10 +43,10 @@ class Clocks:
                 self._applied = dict.fromkeys(self._all, 0)
             self._changed.notify_all()
 
-    def tick(self, rank: int) -> None:
-        """One of a trainer's updates was applied."""
+    def tick(self, rank: int, *, stepped: bool) -> None:
+        """One of a trainer's updates was applied, or skipped."""
         with self._changed:
-            self._pushes[rank] += 1
+            self._pushes[rank] += stepped
             if rank in self._applied:
                 self._applied[rank] += 1
             self._changed.notify_all()

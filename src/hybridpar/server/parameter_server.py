@@ -109,7 +109,7 @@ class _Service:
         """Apply one trainer's gradients at once, of a step that so many take part in."""
         divisor = num_active if self._divide else 1
         self._shard.apply({rank: update}, divisor, t=self._clocks.next_step(rank))
-        self._clocks.tick(rank)
+        self._clocks.tick(rank, stepped=not update.skip)
 
     def gradient_squares(self, rank: int, key: str, update: Update, ranks: Ranks) -> object:
         """For each slab that clips by norm, its gradient's squared norm in the coming update."""
@@ -148,5 +148,5 @@ class _Service:
     def _apply(self, turns: dict[int, Turn]) -> None:
         updates = {rank: turn.update for rank, turn in turns.items() if turn.update is not None}
         if updates:
-            self._steps += 1
+            self._steps += not any(update.skip for update in updates.values())
             self._shard.apply(updates, len(updates), t=self._steps)

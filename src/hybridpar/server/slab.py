@@ -14,14 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hybridpar.features import bag_lengths
-from hybridpar.messages import SlabLookup, SlabPush
+from hybridpar.messages import WEIGHT, SlabLookup, SlabPush
 from hybridpar.server.initial_values import fill
 from hybridpar.server.kernels import add_rows, gather_rows
 from hybridpar.server.rules import is_linear, needs_rows, rule_for
 from hybridpar.sharding import SlabLayout
 from hybridpar.specs import RemoteEmbeddingSpec
-
-WEIGHT = "weight"
 
 
 class Slab:

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from hybridpar.errors import SpecError
@@ -34,30 +33,29 @@ class DenseHalf:
     Args:
         model: the module whose parameters are replicated.
         ctx: this trainer's context.
-        optimizer: steps the parameters; its state is brought along after an uneven epoch.
         ddp: keyword arguments of DistributedDataParallel.
         comm_hook: makes the hook to register with each wrapper.
-        scaler: the loss scaler, whose state is brought along too.
     """
 
     def __init__(
         self,
         model: nn.Module,
         ctx: TrainerContext,
-        optimizer: torch.optim.Optimizer | None,
         ddp: Mapping[str, Any],
         comm_hook: CommHook | None,
-        scaler: GradScaler | None,
     ) -> None:
+        if comm_hook is not None and not callable(comm_hook):
+            raise SpecError(
+                f"comm_hook is {comm_hook!r}. Give a function from the process group that reduces "
+                "to (state, hook): lambda group: (state, hook)."
+            )
         for name in ("module", "device_ids", "output_device", "process_group"):
             if name in ddp:
                 raise SpecError(f"ddp has '{name}', which hybridpar sets itself. Leave it out.")
         self._model = model
         self._ctx = ctx
-        self._optimizer = optimizer
         self._ddp = dict(ddp)
         self._comm_hook = comm_hook
-        self._scaler = scaler
         self._sync_norms = [m for m in model.modules() if isinstance(m, nn.SyncBatchNorm)]
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self._wrapped: dict[tuple[int, ...], nn.Module] = {}
@@ -67,8 +65,10 @@ class DenseHalf:
         """The module to call in a step that the trainers of ``ranks`` take, this one among them."""
         if ranks not in self._wrapped:
             self._wrapped[ranks] = self._wrap(ranks)
-        for norm in self._sync_norms:
-            norm.process_group = self.group(ranks)
+        if self._sync_norms:
+            group = self.group(ranks) or self._own_group()
+            for norm in self._sync_norms:
+                norm.process_group = group
         return self._wrapped[ranks]
 
     def no_sync(self, ranks: tuple[int, ...]) -> AbstractContextManager[None]:
@@ -88,6 +88,13 @@ class DenseHalf:
             self._groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
         return self._groups[ranks]
 
+    def _own_group(self) -> dist.ProcessGroup:
+        """A group of this trainer alone: to SyncBatchNorm, None would mean all trainers."""
+        own = (self._ctx.rank,)
+        if own not in self._groups:
+            self._groups[own] = dist.new_group(list(own), use_local_synchronization=True)
+        return self._groups[own]
+
     def _wrap(self, ranks: tuple[int, ...]) -> nn.Module:
         group = self.group(ranks)
         if group is None or not any(p.requires_grad for p in self._model.parameters()):
@@ -103,20 +110,22 @@ class DenseHalf:
             wrapped.register_comm_hook(*self._comm_hook(group))
         return wrapped
 
-    def copy_from(self, rank: int) -> None:
-        """Give every trainer the dense half of one, and all that goes with it. Collective.
 
-        That is parameters and buffers, and the state of the optimizer and of the loss scaler.
-        """
-        holders = {"model": self._model, "optimizer": self._optimizer, "scaler": self._scaler}
-        parts = {name: holder for name, holder in holders.items() if holder is not None}
-        state = {name: holder.state_dict() for name, holder in parts.items()}
-        state["step"] = {"step": self._ctx.step}
-        state = _broadcast(state, rank, mine=self._ctx.rank == rank)
-        if self._ctx.rank != rank:
-            for name, holder in parts.items():
-                holder.load_state_dict(state[name])
-            self._ctx.step = state["step"]["step"]
+def copy_from(rank: int, ctx: TrainerContext, holders: Mapping[str, Any]) -> None:
+    """Give every trainer the state of one, and its step. Collective.
+
+    Args:
+        rank: the trainer whose state is taken.
+        ctx: this trainer's context.
+        holders: what has a ``state_dict``: model, optimizers, schedulers and so on.
+    """
+    state = {name: holder.state_dict() for name, holder in holders.items()}
+    state["step"] = ctx.step
+    state = _broadcast(state, rank, mine=ctx.rank == rank)
+    if ctx.rank != rank:
+        for name, holder in holders.items():
+            holder.load_state_dict(state[name])
+        ctx.step = state["step"]
 
 
 def _broadcast(value: Any, source: int, *, mine: bool) -> Any:
@@ -128,4 +137,5 @@ def _broadcast(value: Any, source: int, *, mine: bool) -> Any:
     dist.broadcast(size, src=source)
     data = bytearray(buffer.getvalue()) if mine else bytearray(int(size))
     dist.broadcast(torch.frombuffer(data, dtype=torch.uint8), src=source)
-    return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    # From a process of this very job; schedulers' states may hold more than plain values.
+    return torch.load(io.BytesIO(data), weights_only=False, map_location="cpu")

@@ -85,7 +85,9 @@ class Exchange(ABC):
 
     def lookup(self, batch: RoutedBatch) -> list[Pooled]:
         """A batch's rows as they are now."""
-        return self._tables.lookup(batch)
+        pooled = self._tables.lookup(batch)
+        self._note(batch, pooled)
+        return pooled
 
     def settle(self) -> None:  # noqa: B027 - nothing is under way unless a subclass says so
         """Wait until every update of this trainer is applied."""

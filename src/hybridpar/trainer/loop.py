@@ -18,11 +18,12 @@ from hybridpar.optim import SparseOptimizerSettings, dense_name
 from hybridpar.trainer.amp import MixedPrecision
 from hybridpar.trainer.batches import Batches, to_device
 from hybridpar.trainer.context import TrainerContext
-from hybridpar.trainer.dense import CommHook, DenseHalf
+from hybridpar.trainer.dense import CommHook, DenseHalf, copy_from
 from hybridpar.trainer.exchange import Round
-from hybridpar.trainer.model import Consistency, HybridModel, SparseSettings
+from hybridpar.trainer.model import HybridModel
 from hybridpar.trainer.progress import FitResult, Progress
 from hybridpar.trainer.routing import RoutedBatch
+from hybridpar.trainer.settings import Consistency, SparseSettings
 from hybridpar.trainer.sparse_optimizer import SparseOptimizer
 
 Batch = TypeVar("Batch")
@@ -120,10 +121,16 @@ class TrainerLoop(Generic[Batch]):
         self._ctx = ctx
         self._loss = loss
         self._precision = MixedPrecision(ctx, autocast, grad_scaler)
-        self._dense = DenseHalf(
-            model, ctx, self.dense_optimizer, ddp or {}, comm_hook, self._precision.scaler
-        )
+        self._dense = DenseHalf(model, ctx, ddp or {}, comm_hook)
         self._schedulers = list(schedulers(self.dense_optimizer, self.sparse_optimizer))
+        holders = {
+            "model": model,
+            "dense optimizer": self.dense_optimizer,
+            "sparse optimizer": self.sparse_optimizer,
+            "scaler": self._precision.scaler,
+            **{f"scheduler {n}": scheduler for n, scheduler in enumerate(self._schedulers)},
+        }
+        self._holders = {name: holder for name, holder in holders.items() if holder is not None}
         self._accumulate = accumulate
         self._clip_norm = clip_grad_norm
         self._clip_value = clip_grad_value
@@ -185,7 +192,7 @@ class TrainerLoop(Generic[Batch]):
             group = following
         stayed = exchange.close()
         if stayed != self._everyone:  # whoever left early takes the model of one that stayed
-            self._dense.copy_from(stayed[0])
+            copy_from(stayed[0], self._ctx, self._holders)
 
     def _next_group(
         self, stream: Iterator[Batch], *, ahead: int

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from hybridpar import optim
 from hybridpar.errors import HybridParError, SpecError
 from hybridpar.features import FeatureValue
-from hybridpar.messages import ModelRequest, Pooled
-from hybridpar.optim import SparseOptimizerSettings
+from hybridpar.messages import WEIGHT, ModelRequest, Pooled
 from hybridpar.sharding import Plan
 from hybridpar.specs import RemoteEmbeddingSpec, specs_by_feature
 from hybridpar.trainer.async_exchange import AsyncExchange
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.exchange import Exchange, SyncExchange
 from hybridpar.trainer.routing import RoutedBatch
+from hybridpar.trainer.settings import (
+    Consistency,
+    SparseSettings,
+    check_consistency,
+    with_optimizers,
+)
 from hybridpar.trainer.sparse_optimizer import SparseOptimizer
 from hybridpar.trainer.tables import RemoteTables
 
 Batch = TypeVar("Batch")
-Consistency: TypeAlias = Literal["sync", "async", "bounded"]
-SparseSettings: TypeAlias = "SparseOptimizerSettings | Mapping[str, SparseOptimizerSettings] | None"
 
 
 class HybridModel(nn.Module, ABC, Generic[Batch]):
@@ -129,10 +130,10 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
         Raises:
             SpecError: if a setting is wrong, or the trainers' settings differ.
         """
-        _check_consistency(consistency, staleness)
+        check_consistency(consistency, staleness)
         request = ModelRequest(
             rank=ctx.rank,
-            specs=_with_optimizers(self.specs, sparse_optimizer),
+            specs=with_optimizers(self.specs, sparse_optimizer),
             seed=torch.initial_seed(),
             asynchronous=consistency != "sync",
             staleness=staleness,
@@ -174,7 +175,7 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
             SpecError: if no table has the name.
         """
         self._connected_exchange.settle()
-        return self._connected.read(name, "weight", ids)
+        return self._connected.read(name, WEIGHT, ids)
 
     def module_state_dict(self, name: str) -> dict[str, Tensor]:
         """A hosted module's ``state_dict``, on the CPU, after every push as for :meth:`rows`.
@@ -255,52 +256,3 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
             if name not in self._connected.specs:
                 known = ", ".join(self._connected.specs)
                 raise SpecError(f"No table is named '{name}'. The model has {known}.")
-
-
-def _check_consistency(consistency: str, staleness: int | None) -> None:
-    if consistency not in ("sync", "async", "bounded"):
-        raise SpecError(
-            f"consistency is {consistency!r}. Choose one of 'sync', 'async', 'bounded'."
-        )
-    if consistency == "bounded" and (not isinstance(staleness, int) or staleness < 0):
-        raise SpecError(
-            f"consistency='bounded' got staleness={staleness!r}. Say by how many steps rows may be "
-            "behind: a whole number of at least 0."
-        )
-    if consistency != "bounded" and staleness is not None:
-        raise SpecError(
-            f"staleness={staleness!r} goes with consistency='bounded', not {consistency!r}."
-        )
-
-
-def _with_optimizers(
-    specs: tuple[RemoteEmbeddingSpec, ...], given: SparseSettings
-) -> tuple[RemoteEmbeddingSpec, ...]:
-    """The specs, each table's optimizer filled in."""
-    by_table = dict(given) if isinstance(given, Mapping) else None
-    filled = []
-    for spec in specs:
-        if spec.module is None:
-            named = None if by_table is None else by_table.pop(spec.name, None)
-            settings = named or spec.optimizer or (given if by_table is None else None)
-            if not isinstance(settings, SparseOptimizerSettings):
-                raise SpecError(_wrong_optimizer(spec.name, settings))
-            spec = replace(spec, optimizer=settings)
-        filled.append(spec)
-    if by_table:
-        raise SpecError(f"sparse_optimizer names {', '.join(by_table)}, which are no tables.")
-    return tuple(filled)
-
-
-def _wrong_optimizer(table: str, settings: object) -> str:
-    """Says which setting takes the place of a dense optimizer, or that there is none."""
-    name = optim.sparse_name(settings)
-    if settings is None:
-        return (
-            f"Table '{table}' has no optimizer. Give sparse_optimizer=hybridpar.optim.{name}"
-            "(lr=0.05), or the spec one of its own."
-        )
-    return (
-        f"Table '{table}' got {settings!r} as its optimizer. It is updated on the servers: give "
-        f"the settings hybridpar.optim.{name}(lr=...)."
-    )

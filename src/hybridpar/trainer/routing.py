@@ -14,41 +14,12 @@ import torch
 from torch import Tensor
 
 from hybridpar.errors import InputError
-from hybridpar.features import Bags, CheckedFeature, FeatureValue, check, count_before
-from hybridpar.messages import Lookups, ModuleCall, ModulePush, Pooled, SlabLookup, SlabPush
+from hybridpar.features import CheckedFeature, FeatureValue, check
+from hybridpar.messages import Lookups, ModuleCall, ModulePush, Pooled, SlabPush
 from hybridpar.sharding import Placement, Plan
 from hybridpar.specs import RemoteEmbeddingSpec, specs_by_feature
+from hybridpar.trainer.pieces import Piece, combine, cut, join
 from hybridpar.trainer.pooling import asked_of_servers, finish
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """What one shard contributes to one feature.
-
-    Attributes:
-        feature: the feature.
-        server: rank of the server.
-        slab: index of the slab there.
-        rows: (N,) rows of the slab.
-        lengths: (S,) how many ids each bag has; a number S if each has one.
-        bags: (S,) which of the feature's bags these are; None if all of them, in order.
-    """
-
-    feature: str
-    server: int
-    slab: int
-    rows: Tensor
-    lengths: Tensor | int
-    bags: Tensor | None
-
-    @property
-    def num_bags(self) -> int:
-        """S."""
-        return self.lengths if isinstance(self.lengths, int) else self.lengths.numel()
-
-    def lookup(self) -> SlabLookup:
-        """The piece alone, as a lookup."""
-        return _join([self])
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +36,7 @@ class Origin:
     table: str
     server: int
     slab: int
-    source: _Piece | int
+    source: Piece | int
 
     def push(self, grad: Tensor) -> SlabPush | ModulePush:
         """The gradient of the rows, as it is sent."""
@@ -84,7 +55,7 @@ class RoutedBatch:
     def __init__(
         self,
         lookups: tuple[Lookups, ...],
-        pieces: dict[tuple[int, int], list[_Piece]],
+        pieces: dict[tuple[int, int], list[Piece]],
         features: dict[str, tuple[RemoteEmbeddingSpec, CheckedFeature, Placement]],
         modules: tuple[str, ...],
         released: list[list[tuple[str, int]]],
@@ -132,7 +103,7 @@ class RoutedBatch:
                 what is to be pushed; None if no gradient is wanted.
             frozen: tables and modules that get none.
         """
-        parts: dict[str, list[tuple[_Piece, Tensor]]] = {name: [] for name in self._features}
+        parts: dict[str, list[tuple[Piece, Tensor]]] = {name: [] for name in self._features}
         for (server, slab), pieces in self._pieces.items():
             rows = pooled[server].slabs[slab]
             assert rows is not None
@@ -147,7 +118,7 @@ class RoutedBatch:
                 parts[piece.feature].append((piece, own))
         found = {
             feature: finish(
-                spec, checked, _combine(spec, checked, placement, parts[feature], device)
+                spec, checked, combine(spec, checked, placement, parts[feature], device)
             )
             for feature, (spec, checked, placement) in self._features.items()
         }
@@ -193,7 +164,7 @@ class Router:
                 f"sparse_inputs on {where} returned a {type(inputs).__name__}. Return a dict from "
                 "feature names to ids."
             )
-        pieces: dict[tuple[int, int], list[_Piece]] = {}
+        pieces: dict[tuple[int, int], list[Piece]] = {}
         features: dict[str, tuple[RemoteEmbeddingSpec, CheckedFeature, Placement]] = {}
         calls: list[list[ModuleCall]] = [[] for _ in self._plan.slabs]
         for feature, value in inputs.items():
@@ -206,13 +177,13 @@ class Router:
             checked = check(feature, spec, value, where)
             placement = self._plan.placements[spec.name]
             features[feature] = spec, checked, placement
-            for piece in _pieces(feature, asked_of_servers(spec, checked), placement):
+            for piece in cut(feature, asked_of_servers(spec, checked), placement):
                 pieces.setdefault((piece.server, piece.slab), []).append(piece)
         lookups = tuple(
             Lookups(
                 self._rank,
                 tuple(
-                    _join(pieces[server, slab]) if (server, slab) in pieces else None
+                    join(pieces[server, slab]) if (server, slab) in pieces else None
                     for slab in range(len(slabs))
                 ),
                 tuple(calls[server]),
@@ -262,73 +233,3 @@ class Router:
                 )
         self._calls += 1
         return ModuleCall(spec.name, feature, inputs, train, self._calls, keep)
-
-
-def _pieces(feature: str, bags: Bags, placement: Placement) -> list[_Piece]:
-    """One feature's bags, cut as its table is."""
-    pieces = []
-    for index, shard in enumerate(placement.shards):
-        rows, which = bags.indices, None
-        lengths: Tensor | int = bags.num_bags if bags.one_each else bags.lengths()
-        if placement.num_row_shards > 1:
-            rows, lengths, which = _dealt(bags, index, placement.num_row_shards)
-        if shard.first_row:
-            rows = rows + shard.first_row
-        pieces.append(_Piece(feature, shard.server, shard.slab, rows, lengths, which))
-    return pieces
-
-
-def _dealt(bags: Bags, index: int, num_shards: int) -> tuple[Tensor, Tensor | int, Tensor | None]:
-    """The ids of one row shard as rows of the shard, and the bags that they lie in."""
-    mine = bags.indices.remainder(num_shards) == index
-    rows = bags.indices[mine].div_(num_shards, rounding_mode="floor")
-    if bags.one_each:
-        return rows, rows.numel(), mine.nonzero().squeeze(1)
-    # The ids of this shard before each bag's start and end, hence how many lie in the bag.
-    before = count_before(mine)
-    lengths = before[bags.offsets + bags.lengths()] - before[bags.offsets]
-    which = lengths.nonzero().squeeze(1)
-    if which.numel() == bags.num_bags:
-        return rows, lengths, None
-    return rows, lengths[which], which
-
-
-def _join(pieces: Sequence[_Piece]) -> SlabLookup:
-    """Several pieces of one slab as one lookup."""
-    rows = [piece.rows for piece in pieces]
-    joined = rows[0] if len(rows) == 1 else torch.cat(rows)
-    if all(isinstance(piece.lengths, int) for piece in pieces):
-        return SlabLookup(joined, None)
-    sizes = torch.cat(
-        [
-            torch.ones(piece.lengths, dtype=torch.int64)
-            if isinstance(piece.lengths, int)
-            else piece.lengths
-            for piece in pieces
-        ]
-    )
-    return SlabLookup(joined, sizes.cumsum(0) - sizes)
-
-
-def _combine(
-    spec: RemoteEmbeddingSpec,
-    checked: CheckedFeature,
-    placement: Placement,
-    parts: list[tuple[_Piece, Tensor]],
-    device: torch.device,
-) -> Tensor:
-    """Put the shards' contributions to one feature together, in the order of the shards."""
-    if placement.sharding == "column_wise":
-        return torch.cat([rows for _, rows in parts], dim=1)
-    total: Tensor | None = None
-    for piece, rows in parts:
-        if piece.bags is None:
-            total = rows if total is None else total + rows
-        else:
-            num_bags = asked_of_servers(spec, checked).num_bags
-            base = (
-                torch.zeros(num_bags, spec.embedding_dim, device=device) if total is None else total
-            )
-            total = base.index_add(0, piece.bags.to(device), rows)
-    assert total is not None
-    return total

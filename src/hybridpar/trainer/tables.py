@@ -14,7 +14,8 @@ from torch import Tensor
 
 from hybridpar.errors import SpecError
 from hybridpar.features import FeatureValue, check
-from hybridpar.messages import Lookups, ModelRequest, Pooled
+from hybridpar.messages import WEIGHT, Lookups, ModelRequest, Pooled
+from hybridpar.optim import SparseOptimizerSettings
 from hybridpar.sharding import Placement, Shard
 from hybridpar.specs import RemoteEmbeddingSpec
 from hybridpar.trainer.context import TrainerContext
@@ -105,6 +106,14 @@ class RemoteTables:
             ids = torch.arange(spec.num_embeddings)
         else:
             ids = check("ids", _plain(spec), ids, self.ctx.name).bags.indices
+        settings = spec.optimizer
+        assert isinstance(settings, SparseOptimizerSettings)
+        states = settings.state_widths(spec.embedding_dim)
+        if what != WEIGHT and what not in states:
+            known = ", ".join(states) or "none"
+            raise SpecError(
+                f"Table '{table}' keeps no state '{what}'. {type(settings).__name__} keeps {known}."
+            )
         placement = self.plan.placements[table]
         piece = max(1, _READ_BYTES // (spec.embedding_dim * 4))
         parts = [self._read_piece(placement, what, chunk) for chunk in torch.split(ids, piece)]
