@@ -15,6 +15,7 @@ from torch import Tensor
 from hybridpar.sharding import Plan, SlabLayout
 from hybridpar.specs import RemoteEmbeddingSpec
 
+REMEMBERED = 2  # so many of a trainer's lookups for a step does a server keep for their gradients
 WEIGHT = "weight"  # what is read of a slab, beside the names of its optimizer's states
 
 
@@ -55,12 +56,14 @@ class Lookups(NamedTuple):
 
     Attributes:
         rank: the trainer's rank.
+        number: counts the trainer's batches.
         slabs: one lookup a slab, None where it needs no row.
         modules: the forwards.
         released: modules' names and earlier calls of theirs that will get no gradient any more.
     """
 
     rank: int
+    number: int
     slabs: tuple[SlabLookup | None, ...]
     modules: tuple[ModuleCall, ...] = ()
     released: tuple[tuple[str, int], ...] = ()
@@ -81,9 +84,15 @@ class Pooled(NamedTuple):
 
 
 class SlabPush(NamedTuple):
-    """The gradient of one earlier lookup: ``lookup``'s bags, and (B, D) float32 ``grads``."""
+    """The gradient of one earlier lookup of a slab.
 
-    lookup: SlabLookup
+    Attributes:
+        lookup: its bags; or, if the server still remembers it, the number of the `Lookups` that it
+            was in.
+        grads: (B, D) float32.
+    """
+
+    lookup: SlabLookup | int
     grads: Tensor
 
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from typing import Any
 
 from torch import Tensor
 
 from hybridpar.errors import HybridParError
 from hybridpar.gather import Gather
-from hybridpar.messages import Lookups, Pooled, ServedModel, Turn, TurnAnswer, Update
+from hybridpar.messages import (
+    REMEMBERED,
+    Lookups,
+    Pooled,
+    ServedModel,
+    SlabPush,
+    Turn,
+    TurnAnswer,
+    Update,
+)
 from hybridpar.rollcall import Ranks, RollCall
 from hybridpar.server.clocks import Clocks
 from hybridpar.server.model_shard import ModelShard
@@ -80,6 +90,7 @@ class _Service:
         self._norms: Gather[Update, tuple[float, ...]] = Gather(
             server, lambda updates: self._shard.gradient_squares(updates, len(updates)), timeout_s
         )
+        self._remembered: list[deque[Lookups]] = [deque(maxlen=REMEMBERED) for _ in range(trainers)]
         self._steps = 0
         self._holders = set(range(trainers))
         self._release_lock = threading.Lock()
@@ -94,12 +105,17 @@ class _Service:
 
     def lookup_for(self, step: int, lookups: Lookups) -> Pooled:
         """Rows for a step, beside updates on arrival: no further behind than the bound."""
+        self._remember(lookups)
         behind = self._clocks.wait(step)
         with self._shard.lock:
             return self._shard.lookup(lookups, behind)
 
     def take_turn(self, turn: Turn) -> TurnAnswer:
         """Join a round of sync mode: when all have come, step once; then look up."""
+        if turn.update is not None:
+            turn = turn._replace(update=self._recalled(turn.rank, turn.update))
+        if turn.lookups is not None:
+            self._remember(turn.lookups)
         joined, active = self._rounds.arrive(turn, opens=turn.update is None)
         # Outside the round, each trainer on its own thread. The rows cannot change meanwhile: the
         # next update needs a turn of this caller, who takes it after this answer.
@@ -108,11 +124,13 @@ class _Service:
     def push(self, rank: int, update: Update, num_active: int) -> None:
         """Apply one trainer's gradients at once, of a step that so many take part in."""
         divisor = num_active if self._divide else 1
+        update = self._recalled(rank, update)
         self._shard.apply({rank: update}, divisor, t=self._clocks.next_step(rank))
         self._clocks.tick(rank, stepped=not update.skip)
 
     def gradient_squares(self, rank: int, key: str, update: Update, ranks: Ranks) -> object:
         """For each slab that clips by norm, its gradient's squared norm in the coming update."""
+        update = self._recalled(rank, update)
         if self._asynchronous:
             return self._shard.gradient_squares({rank: update}, len(ranks) if self._divide else 1)
         return self._norms.arrive(key, rank, update, lambda: ranks)
@@ -144,6 +162,28 @@ class _Service:
         self._rounds.leave(rank, why)
         self._norms.leave(rank, why)
         self._clocks.leave(rank)
+
+    def _remember(self, lookups: Lookups) -> None:
+        """Keep a trainer's lookups, so that their gradients can come without the ids."""
+        self._remembered[lookups.rank].append(lookups)
+
+    def _recalled(self, rank: int, update: Update) -> Update:
+        """An update with the lookups that its pushes refer to by number."""
+        known = {lookups.number: lookups.slabs for lookups in self._remembered[rank]}
+
+        def recalled(push: SlabPush, slab: int) -> SlabPush:
+            if not isinstance(push.lookup, int):
+                return push
+            lookup = known[push.lookup][slab]
+            assert lookup is not None
+            return SlabPush(lookup, push.grads)
+
+        return update._replace(
+            slabs=tuple(
+                tuple(recalled(push, slab) for push in pushes)
+                for slab, pushes in enumerate(update.slabs)
+            )
+        )
 
     def _apply(self, turns: dict[int, Turn]) -> None:
         updates = {rank: turn.update for rank, turn in turns.items() if turn.update is not None}

@@ -155,16 +155,20 @@ class _BagGradients(NamedTuple):
 
 def _joined(pushes: Sequence[SlabPush], divisor: int) -> _BagGradients | None:
     """Several pushes as one, divided as DDP divides; None if they hold no id."""
-    pushes = [push for push in pushes if push.lookup.indices.numel()]
-    if not pushes:
+    parts = [
+        (push.lookup, push.grads)
+        for push in pushes
+        if isinstance(push.lookup, SlabLookup) and push.lookup.indices.numel()
+    ]
+    if not parts:
         return None
-    indices = torch.cat([push.lookup.indices for push in pushes])
-    grads = torch.cat([push.grads for push in pushes])
+    indices = torch.cat([lookup.indices for lookup, _ in parts])
+    grads = torch.cat([own for _, own in parts])
     if divisor > 1:
         grads.div_(divisor)
-    if all(push.lookup.offsets is None for push in pushes):
+    if all(lookup.offsets is None for lookup, _ in parts):
         return _BagGradients(indices, None, grads)
-    lengths = torch.cat([_lengths(push.lookup) for push in pushes])
+    lengths = torch.cat([_lengths(lookup) for lookup, _ in parts])
     bags = torch.arange(grads.shape[0]).repeat_interleave(lengths, output_size=indices.numel())
     return _BagGradients(indices, bags, grads)
 

@@ -92,6 +92,7 @@ class AsyncExchange(Exchange):
         return stayed
 
     def _fetch(self, batch: RoutedBatch, step: int) -> dict[int, Reply]:
+        self._remembered.append(batch.number)
         return self._tables.send_lookups("lookup_for", batch, step)
 
     def send(self, gradients: Gradients) -> None:  # noqa: D102

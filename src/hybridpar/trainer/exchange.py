@@ -15,13 +15,16 @@ An exchange is used alike whatever the consistency:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hybridpar.messages import ModulePush, Pooled, SlabPush, Turn, TurnAnswer, Update
+from torch import Tensor
+
+from hybridpar.messages import REMEMBERED, ModulePush, Pooled, SlabPush, Turn, TurnAnswer, Update
 from hybridpar.rollcall import Ranks
-from hybridpar.trainer.routing import RoutedBatch
+from hybridpar.trainer.pieces import Piece
+from hybridpar.trainer.routing import Origin, RoutedBatch
 from hybridpar.trainer.tables import RemoteTables
 from hybridpar.transport import Reply
 
@@ -31,12 +34,12 @@ class Gradients:
     """What one trainer has for the servers after a backward pass.
 
     Attributes:
-        pushes: (server, slab, push), the slab -1 for a hosted module.
+        rows: where looked-up rows came from, and their gradient, in the order of the lookups.
         lrs: for each table or module, its learning rates: one, or one a group of its optimizer.
         skip: whether nobody's gradients of this step are to be applied.
     """
 
-    pushes: Sequence[tuple[int, int, SlabPush | ModulePush]]
+    rows: Sequence[tuple[Origin, Tensor]]
     lrs: Mapping[str, list[float]]
     skip: bool = False
 
@@ -58,6 +61,7 @@ class Exchange(ABC):
         self._epoch = 0
         self._step = 0
         self.staleness: dict[str, Counter[int]] = {}
+        self._remembered: deque[int] = deque(maxlen=REMEMBERED)  # as the servers keep them
 
     @abstractmethod
     def open(self, batch: RoutedBatch | None) -> Round:
@@ -104,11 +108,20 @@ class Exchange(ABC):
             rank: [[] for _ in plan.slabs[rank]] for rank in servers
         }
         modules: dict[int, list[ModulePush]] = {rank: [] for rank in servers}
-        for server, slab, push in gradients.pushes:
-            if isinstance(push, SlabPush):
-                slabs[server][slab].append(push)
-            else:
-                modules[server].append(push)
+        grouped: dict[tuple[int, int, int], list[tuple[Piece, Tensor]]] = {}
+        batches: dict[int, RoutedBatch] = {}
+        for origin, grad in gradients.rows:
+            if isinstance(origin.source, int):
+                modules[origin.server].append(ModulePush(origin.table, origin.source, grad))
+                continue
+            batches[origin.batch.number] = origin.batch
+            key = origin.batch.number, origin.server, origin.slab
+            grouped.setdefault(key, []).append((origin.source, grad))
+        for (number, server, slab), pieces in grouped.items():
+            remembered = number in self._remembered
+            slabs[server][slab] += batches[number].slab_pushes(
+                server, slab, pieces, remembered=remembered
+            )
         updates = {
             rank: Update(
                 slabs=tuple(map(tuple, slabs[rank])),
@@ -238,6 +251,8 @@ class SyncExchange(Exchange):
                 lookups=self._tables.lookups_of(self._following, rank),
             )
             self._replies[rank] = server.send("take_turn", self._tables.model_id, turn)
+        if self._following is not None:
+            self._remembered.append(self._following.number)
         self._step += 1
 
     def _answered(self) -> Round:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hybridpar.errors import InputError
 from hybridpar.features import CheckedFeature, FeatureValue, check
-from hybridpar.messages import Lookups, ModuleCall, ModulePush, Pooled, SlabPush
+from hybridpar.messages import Lookups, ModuleCall, Pooled, SlabPush
 from hybridpar.sharding import Placement, Plan
 from hybridpar.specs import RemoteEmbeddingSpec, specs_by_feature
 from hybridpar.trainer.pieces import Piece, combine, cut, join
@@ -27,22 +27,18 @@ class Origin:
     """Where looked-up rows came from, and so where their gradient goes.
 
     Attributes:
+        batch: what they were looked up for.
         table: name of the table or module.
         server: rank of the server.
         slab: index of the slab there; -1 for a hosted module's output.
         source: of a slab, the piece that the rows are; of a module, the number of the call.
     """
 
+    batch: RoutedBatch
     table: str
     server: int
     slab: int
     source: Piece | int
-
-    def push(self, grad: Tensor) -> SlabPush | ModulePush:
-        """The gradient of the rows, as it is sent."""
-        if isinstance(self.source, int):
-            return ModulePush(self.table, self.source, grad)
-        return SlabPush(self.source.lookup(), grad)
 
 
 Watch: TypeAlias = Callable[[Origin, Tensor], None]
@@ -65,6 +61,27 @@ class RoutedBatch:
         self.tables = {spec.name for spec, _, _ in features.values()}.union(modules)
         self._pieces = pieces
         self._features = features
+
+    @property
+    def number(self) -> int:
+        """Counts this trainer's batches."""
+        return self.lookups[0].number
+
+    def slab_pushes(
+        self, server: int, slab: int, gradients: Sequence[tuple[Piece, Tensor]], *, remembered: bool
+    ) -> list[SlabPush]:
+        """The gradients of pieces of one slab, as they are sent.
+
+        All of them go as one, and without their ids if the server remembers the lookup; if the loss
+        left some out, the others go each with its own.
+        """
+        if len(gradients) < len(self._pieces[server, slab]):
+            return [SlabPush(piece.lookup(), grad) for piece, grad in gradients]
+        lookup = self.lookups[server].slabs[slab]
+        assert lookup is not None
+        grads = [grad for _, grad in gradients]
+        joined = grads[0] if len(grads) == 1 else torch.cat(grads)
+        return [SlabPush(self.number if remembered else lookup, joined)]
 
     @property
     def learns_weights(self) -> bool:
@@ -112,7 +129,7 @@ class RoutedBatch:
             ):
                 table = self._features[piece.feature][0].name
                 if watch is not None and table not in frozen:
-                    watch(Origin(table, server, slab, piece), own.requires_grad_())
+                    watch(Origin(self, table, server, slab, piece), own.requires_grad_())
                     # The same memory, but neither a leaf nor a view: free to be changed in place.
                     own = torch.ops.aten._unsafe_view(own, own.shape)
                 parts[piece.feature].append((piece, own))
@@ -127,7 +144,7 @@ class RoutedBatch:
             for call, output in zip(lookups.modules, answer.modules, strict=True):
                 own = output.to(device)
                 if watch is not None and call.keep:
-                    watch(Origin(call.module, server, -1, call.number), own.requires_grad_())
+                    watch(Origin(self, call.module, server, -1, call.number), own.requires_grad_())
                     weakref.finalize(own, self._released[server].append, (call.module, call.number))
                     own = torch.ops.aten._unsafe_view(own, own.shape)
                 found[call.feature] = own
@@ -142,6 +159,7 @@ class Router:
         self._plan = plan
         self._rank = rank
         self._calls = 0
+        self._batches = 0
         self._released: list[list[tuple[str, int]]] = [[] for _ in plan.slabs]
 
     def route(
@@ -164,6 +182,7 @@ class Router:
                 f"sparse_inputs on {where} returned a {type(inputs).__name__}. Return a dict from "
                 "feature names to ids."
             )
+        self._batches += 1
         pieces: dict[tuple[int, int], list[Piece]] = {}
         features: dict[str, tuple[RemoteEmbeddingSpec, CheckedFeature, Placement]] = {}
         calls: list[list[ModuleCall]] = [[] for _ in self._plan.slabs]
@@ -182,6 +201,7 @@ class Router:
         lookups = tuple(
             Lookups(
                 self._rank,
+                self._batches,
                 tuple(
                     join(pieces[server, slab]) if (server, slab) in pieces else None
                     for slab in range(len(slabs))

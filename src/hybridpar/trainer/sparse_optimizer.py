@@ -131,8 +131,8 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def gradients(self, *, skip: bool = False) -> Gradients:
         """The gradients since the last step, in the order of their lookups, with the rates."""
-        pushes = [
-            (origin.server, origin.slab, origin.push(leaf.grad))
+        rows = [
+            (origin, leaf.grad)
             for _, (origin, leaf) in sorted(self._with_gradient.items(), key=lambda item: item[0])
             if leaf.grad is not None and origin.table not in self._tables.frozen
         ]
@@ -140,7 +140,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for table in group["tables"]:
                 lrs[table].append(float(group["lr"]))
-        return Gradients(pushes, lrs, skip)
+        return Gradients(rows, lrs, skip)
 
 
 def _groups(tables: RemoteTables) -> list[dict[str, Any]]:
