@@ -13,6 +13,7 @@ from torch import nn
 import hybridpar as hp
 from hybridpar.messages import SlabLookup, SlabPush
 from hybridpar.server import initial_values
+from hybridpar.server.gradients import BagGradients, Lanes, run_in_turn
 from hybridpar.server.slab import Slab
 from hybridpar.sharding import SlabKind, SlabLayout, SlabPart
 
@@ -102,3 +103,44 @@ def test_an_update_of_nothing() -> None:
     table.apply([SlabPush(empty, torch.ones(2, 2))], lr=0.1, divisor=1, t=1)
     assert torch.equal(table.weight, before)
     assert table.lookup(empty).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("dim", [4, 40])
+@pytest.mark.parametrize("one_each", [True, False])
+@pytest.mark.parametrize(
+    "optimizer",
+    [hp.optim.SGD(lr=0.5), hp.optim.SGD(lr=0.5, momentum=0.9), hp.optim.RowWiseAdagrad(lr=0.5)],
+    ids=str,
+)
+def test_an_update_split_over_threads_is_the_same(dim: int, one_each: bool, optimizer) -> None:
+    """To the last bit: a row's gradients are summed in their order, on one thread."""
+    torch.manual_seed(0)
+    indices = torch.randint(300, (20_000,))
+    offsets = None if one_each else torch.arange(0, 20_000, 5)
+    grads = torch.randn(20_000 if one_each else 4_000, dim)
+    lanes = Lanes(8)
+    lanes._count = 4  # however many cores there are
+    weights = []
+    for run in (run_in_turn, lanes):
+        table = slab(300, dim, optimizer)
+        for t in (1, 2):
+            push = SlabPush(SlabLookup(indices, offsets), grads.clone())
+            table.apply([push, push], lr=0.5, divisor=2, t=t, run=run)
+        weights.append((table.weight, *table.state.values()))
+    lanes._pool.shutdown()
+    for whole, split in zip(*weights, strict=True):
+        assert torch.equal(whole, split)
+
+
+def test_an_error_on_another_thread_is_raised_here() -> None:
+    lanes = Lanes(2)
+    lanes._count = 2
+    gradient = BagGradients(torch.arange(10_000), None, torch.ones(10_000, 2))
+
+    def fail(part: BagGradients) -> None:
+        if int(part.indices[0]) == 1:
+            raise ArithmeticError("in the other lane")
+
+    with pytest.raises(ArithmeticError, match="in the other lane"):
+        lanes(fail, gradient)
+    lanes._pool.shutdown()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hybridpar.messages import Lookups, Pooled, ServedModel, Update
+from hybridpar.server.gradients import RunAll, run_in_turn
 from hybridpar.server.hosted import HostedModule
 from hybridpar.server.slab import Slab
 
@@ -50,13 +51,16 @@ class ModelShard:
         """Held by an update; a lookup beside updates on arrival holds it, so as to see it whole."""
         return self._lock
 
-    def apply(self, updates: Mapping[int, Update], divisor: int, *, t: int) -> None:
+    def apply(
+        self, updates: Mapping[int, Update], divisor: int, *, t: int, run: RunAll = run_in_turn
+    ) -> None:
         """One optimizer step with the trainers' gradients, in rank order.
 
         Args:
             updates: each trainer's part, by rank.
             divisor: what the sum of the gradients is divided by.
             t: how many steps there have been, this one included.
+            run: as for :meth:`Slab.apply`.
         """
         with self._lock:
             if any(update.skip for update in updates.values()):
@@ -65,7 +69,7 @@ class ModelShard:
             for index, slab in enumerate(self._slabs):
                 pushes = [push for update in updates.values() for push in update.slabs[index]]
                 scale = 1.0 if first.scales is None else first.scales[index]
-                slab.apply(pushes, lr=first.lrs[index], divisor=divisor, t=t, scale=scale)
+                slab.apply(pushes, lr=first.lrs[index], divisor=divisor, t=t, scale=scale, run=run)
             for name, module in self._modules.items():
                 gradients = [
                     (rank, [push for push in update.modules if push.module == name])

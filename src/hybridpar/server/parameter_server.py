@@ -22,6 +22,7 @@ from hybridpar.messages import (
 )
 from hybridpar.rollcall import Ranks, RollCall
 from hybridpar.server.clocks import Clocks
+from hybridpar.server.gradients import Lanes
 from hybridpar.server.model_shard import ModelShard
 
 
@@ -91,6 +92,7 @@ class _Service:
             server, lambda updates: self._shard.gradient_squares(updates, len(updates)), timeout_s
         )
         self._remembered: list[deque[Lookups]] = [deque(maxlen=REMEMBERED) for _ in range(trainers)]
+        self._lanes = Lanes(trainers)
         self._steps = 0
         self._holders = set(range(trainers))
         self._release_lock = threading.Lock()
@@ -189,4 +191,4 @@ class _Service:
         updates = {rank: turn.update for rank, turn in turns.items() if turn.update is not None}
         if updates:
             self._steps += not any(update.skip for update in updates.values())
-            self._shard.apply(updates, len(updates), t=self._steps)
+            self._shard.apply(updates, len(updates), t=self._steps, run=self._lanes)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hybridpar.features import bag_lengths
 from hybridpar.messages import WEIGHT, SlabLookup, SlabPush
+from hybridpar.server.gradients import BagGradients, RunAll, joined, run_in_turn
 from hybridpar.server.initial_values import fill
 from hybridpar.server.kernels import add_rows, gather_rows
 from hybridpar.server.rules import is_linear, needs_rows, rule_for
@@ -70,7 +69,14 @@ class Slab:
         return F.embedding_bag(torch.arange(len(rows)), rows, lookup.offsets, mode="sum")
 
     def apply(
-        self, pushes: Sequence[SlabPush], *, lr: float, divisor: int, t: int, scale: float = 1.0
+        self,
+        pushes: Sequence[SlabPush],
+        *,
+        lr: float,
+        divisor: int,
+        t: int,
+        scale: float = 1.0,
+        run: RunAll = run_in_turn,
     ) -> None:
         """One optimizer step with the mean over trainers of their gradients.
 
@@ -80,14 +86,18 @@ class Slab:
             divisor: what the sum of the gradients is divided by.
             t: how many steps there have been, this one included.
             scale: what the gradient is multiplied by, to clip its norm.
+            run: does several independent parts of a large update, perhaps at once.
         """
-        gradient = _joined(pushes, divisor)
+        gradient = joined(pushes, divisor)
         if gradient is None:
             return
         if self._linear and self._kind.dtype == torch.float32:
             gradient.grads.mul_(-lr)
-            add_rows(self.weight, gradient.indices, gradient.expanded())
-            return
+            run(lambda part: add_rows(self.weight, part.indices, part.expanded()), gradient)
+        else:
+            run(lambda part: self._apply_rule(part, lr, t, scale), gradient)
+
+    def _apply_rule(self, gradient: BagGradients, lr: float, t: int, scale: float) -> None:
         rows, grads = gradient.summed()
         if scale != 1.0:
             grads.mul_(scale)
@@ -107,7 +117,7 @@ class Slab:
 
     def gradient_square(self, pushes: Sequence[SlabPush], divisor: int) -> float:
         """The squared norm of the gradient that :meth:`apply` would use."""
-        gradient = _joined(pushes, divisor)
+        gradient = joined(pushes, divisor)
         return 0.0 if gradient is None else float(gradient.summed()[1].square().sum())
 
     def read(self, what: str, rows: Tensor) -> Tensor:
@@ -115,65 +125,7 @@ class Slab:
         source = self.weight if what == WEIGHT else self.state[what]
         return gather_rows(source, rows).float()
 
-    def write(self, what: str, rows: Tensor, values: Tensor) -> None:
-        """Set rows of the weight or of a state."""
-        target = self.weight if what == WEIGHT else self.state[what]
-        target.index_copy_(0, rows, values.to(target.dtype))
-
 
 def _filled(shape: tuple[int, int], value: float) -> Tensor:
     # The system hands out zeros page by page, when first touched; torch.full writes them all.
     return torch.full(shape, value) if value else torch.zeros(shape)
-
-
-class _BagGradients(NamedTuple):
-    """The gradient of a sum-pooled lookup, before it is expanded to rows.
-
-    ``indices`` (N,) are rows of the slab, repeats allowed; ``bags`` (N,) says for each which row of
-    ``grads`` (B, D) is its gradient, None that it is the one of the same number.
-    """
-
-    indices: Tensor
-    bags: Tensor | None
-    grads: Tensor
-
-    def expanded(self) -> Tensor:
-        """A gradient row for each id: (N, D)."""
-        return self.grads if self.bags is None else gather_rows(self.grads, self.bags)
-
-    def summed(self) -> tuple[Tensor, Tensor]:
-        """The distinct rows (U,), and the sum of each one's gradients (U, D).
-
-        Repeats are summed in the order of ``indices``, whatever the number of threads.
-        """
-        ordered, order = torch.sort(self.indices, stable=True)
-        rows, counts = torch.unique_consecutive(ordered, return_counts=True)
-        bags = order if self.bags is None else self.bags[order]
-        starts = counts.cumsum(0) - counts
-        return rows, F.embedding_bag(bags, self.grads, starts, mode="sum")
-
-
-def _joined(pushes: Sequence[SlabPush], divisor: int) -> _BagGradients | None:
-    """Several pushes as one, divided as DDP divides; None if they hold no id."""
-    parts = [
-        (push.lookup, push.grads)
-        for push in pushes
-        if isinstance(push.lookup, SlabLookup) and push.lookup.indices.numel()
-    ]
-    if not parts:
-        return None
-    indices = torch.cat([lookup.indices for lookup, _ in parts])
-    grads = torch.cat([own for _, own in parts])
-    if divisor > 1:
-        grads.div_(divisor)
-    if all(lookup.offsets is None for lookup, _ in parts):
-        return _BagGradients(indices, None, grads)
-    lengths = torch.cat([_lengths(lookup) for lookup, _ in parts])
-    bags = torch.arange(grads.shape[0]).repeat_interleave(lengths, output_size=indices.numel())
-    return _BagGradients(indices, bags, grads)
-
-
-def _lengths(lookup: SlabLookup) -> Tensor:
-    if lookup.offsets is None:
-        return torch.ones_like(lookup.indices)
-    return bag_lengths(lookup.offsets, lookup.indices.numel())
