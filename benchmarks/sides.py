@@ -149,6 +149,16 @@ def plain(case: Case, copies: int) -> list[Times]:
 # -- the dense half alone under DDP: what no side can beat -----------------------------------------
 
 
+def step_dense(
+    dense: nn.Module, optimizer: torch.optim.Optimizer, pooled: list[Tensor], batch: Batch
+) -> None:
+    """One step of the dense half on given rows."""
+    loss = F.cross_entropy(dense(pooled, batch.features), batch.target)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def train_ddp(rank: int, case: Case, world: int, port: int, conn: Any) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -160,10 +170,7 @@ def train_ddp(rank: int, case: Case, world: int, port: int, conn: Any) -> None:
     def step(batch: Batch) -> None:
         bags = batch.offsets.numel()
         pooled = [torch.zeros(bags, case.dim, requires_grad=True) for _ in range(case.tables)]
-        loss = F.cross_entropy(dense(pooled, batch.features), batch.target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        step_dense(dense, optimizer, pooled, batch)
 
     conn.send(timed(case, step, rank))
     dist.barrier()
@@ -306,11 +313,7 @@ def _torchrec_process(
         features = torchrec.KeyedJaggedTensor(
             keys=keys, values=torch.cat(batch.ids), lengths=lengths.repeat(case.tables)
         )
-        pooled = list(sharded(features).to_dict().values())
-        loss = F.cross_entropy(dense(pooled, batch.features), batch.target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        step_dense(dense, optimizer, list(sharded(features).to_dict().values()), batch)
 
     conn.send(timed(case, step, rank))
     dist.barrier()

@@ -170,6 +170,8 @@ class _AdamSettings(SparseOptimizerSettings):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
 
+    state: ClassVar[dict[str, str]] = {"exp_avg": ELEMENT, "exp_avg_sq": ELEMENT}
+
     @override
     def __post_init__(self) -> None:
         SparseOptimizerSettings.__post_init__(self)
@@ -194,8 +196,6 @@ class Adam(_AdamSettings):
         eps: added to the root, against division by zero.
     """
 
-    state: ClassVar[dict[str, str]] = {"exp_avg": ELEMENT, "exp_avg_sq": ELEMENT}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamW(_AdamSettings):
@@ -211,8 +211,6 @@ class AdamW(_AdamSettings):
     """
 
     weight_decay: float = 1e-2
-
-    state: ClassVar[dict[str, str]] = {"exp_avg": ELEMENT, "exp_avg_sq": ELEMENT}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

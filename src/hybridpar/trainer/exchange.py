@@ -60,6 +60,12 @@ class Exchange(ABC):
         self._everyone: Ranks = tuple(range(tables.ctx.num_trainers))
         self._epoch = 0
         self._step = 0
+        self._clips = {  # tables whose gradient is clipped by norm, and to which
+            slab.kind.alone: slab.kind.settings.clip_norm or 0.0
+            for slabs in tables.plan.slabs
+            for slab in slabs
+            if slab.kind.alone
+        }
         self.staleness: dict[str, Counter[int]] = {}
         self._remembered: deque[int] = deque(maxlen=REMEMBERED)  # as the servers keep them
 
@@ -99,7 +105,7 @@ class Exchange(ABC):
     @property
     def clips_norms(self) -> bool:
         """Whether a push waits for all servers first, because a table's norm spans them."""
-        return any(slab.kind.alone for slabs in self._tables.plan.slabs for slab in slabs)
+        return bool(self._clips)
 
     def updates(self, gradients: Gradients, ranks: Ranks) -> dict[int, Update]:
         """The gradients as one update a server."""
@@ -141,15 +147,9 @@ class Exchange(ABC):
 
         A table's norm spans the servers that its rows are on: they tell their parts first.
         """
-        slabs = self._tables.plan.slabs
-        clips = {
-            slab.kind.alone: slab.kind.settings.clip_norm or 0.0
-            for rank in updates
-            for slab in slabs[rank]
-            if slab.kind.alone
-        }
-        if not clips:
+        if not self._clips:
             return updates
+        slabs = self._tables.plan.slabs
         key = f"the norm of step {self._step}"
         key += f" of epoch {self._epoch}" if self._epoch else ""
         replies = {
@@ -164,14 +164,15 @@ class Exchange(ABC):
             for rank, update in updates.items()
         }
         squares = {rank: reply.wait() for rank, reply in replies.items()}
-        totals = dict.fromkeys(clips, 0.0)
+        totals = dict.fromkeys(self._clips, 0.0)
         for rank, values in squares.items():
             for slab, square in zip(slabs[rank], values, strict=True):
                 if slab.kind.alone:
                     totals[slab.kind.alone] += square
         # As torch.nn.utils.clip_grad_norm_ has it, small number included.
         factors = {
-            table: min(1.0, clip / (totals[table] ** 0.5 + 1e-6)) for table, clip in clips.items()
+            table: min(1.0, clip / (totals[table] ** 0.5 + 1e-6))
+            for table, clip in self._clips.items()
         }
         return {
             rank: update._replace(
@@ -248,7 +249,7 @@ class SyncExchange(Exchange):
                 step=self._step,
                 more=more,
                 update=updates[rank],
-                lookups=self._tables.lookups_of(self._following, rank),
+                lookups=None if self._following is None else self._following.lookups[rank],
             )
             self._replies[rank] = server.send("take_turn", self._tables.model_id, turn)
         if self._following is not None:

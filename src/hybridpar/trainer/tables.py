@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hybridpar.errors import SpecError
 from hybridpar.features import FeatureValue, check
-from hybridpar.messages import WEIGHT, Lookups, ModelRequest, Pooled
+from hybridpar.messages import WEIGHT, ModelRequest, Pooled
 from hybridpar.optim import SparseOptimizerSettings
 from hybridpar.sharding import Placement, Shard
 from hybridpar.specs import RemoteEmbeddingSpec
@@ -92,10 +92,6 @@ class RemoteTables:
     def by_server(self, answers: Mapping[int, Pooled]) -> list[Pooled]:
         """Answers in the order of all servers; one that holds nothing answers nothing."""
         return [answers.get(rank, Pooled(())) for rank in range(len(self.plan.slabs))]
-
-    def lookups_of(self, batch: RoutedBatch | None, server: int) -> Lookups | None:
-        """What a batch wants of one server."""
-        return None if batch is None else batch.lookups[server]
 
     def read(self, table: str, what: str, ids: Tensor | None = None) -> Tensor:
         """Logical rows of a table's weight or optimizer state: (U, its width), on the CPU."""
