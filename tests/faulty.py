@@ -27,10 +27,14 @@ class TwoArgumentError(Exception):
         self.lock = second
 
 
-def make_loop(ctx: hp.TrainerContext) -> hp.TrainerLoop[Batch]:
+def cross_entropy(output: Tensor, batch: Batch) -> Tensor:
+    return F.cross_entropy(output, batch.label)
+
+
+def make_loop(ctx: hp.TrainerContext, loss=cross_entropy, **options) -> hp.TrainerLoop[Batch]:
     return hp.TrainerLoop(
-        Model("sum"), ctx, loss=lambda output, batch: F.cross_entropy(output, batch.label),
-        dense_optimizer=dense_sgd, sparse_optimizer=hp.optim.SGD(lr=0.1),
+        Model("sum"), ctx, loss=loss,
+        dense_optimizer=dense_sgd, sparse_optimizer=hp.optim.SGD(lr=0.1), **options,
     )  # fmt: skip
 
 
@@ -59,15 +63,13 @@ def train_with_workers_for_ever(ctx: hp.TrainerContext, marks: str) -> None:
 
 def fail_at(ctx: hp.TrainerContext, rank: int, step: int, how: str) -> None:
     """One trainer fails in its loss of a step; the others only see the consequences."""
-    loop = make_loop(ctx)
 
     def loss(output: Tensor, batch: Batch) -> Tensor:
         if ctx.rank == rank and ctx.step == step:
             fail(how)
-        return F.cross_entropy(output, batch.label)
+        return cross_entropy(output, batch)
 
-    loop._loss = loss
-    loop.fit(make_batch(step, bags=True) for step in range(1000))
+    make_loop(ctx, loss).fit(make_batch(step, bags=True) for step in range(1000))
 
 
 def fail(how: str) -> None:

@@ -105,7 +105,7 @@ def test_an_update_of_nothing() -> None:
     assert table.lookup(empty).tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
 
-@pytest.mark.parametrize("dim", [4, 40])
+@pytest.mark.parametrize("dim", [4, 64])  # narrow, and so wide that it goes bit by bit
 @pytest.mark.parametrize("one_each", [True, False])
 @pytest.mark.parametrize(
     "optimizer",
@@ -137,10 +137,30 @@ def test_an_error_on_another_thread_is_raised_here() -> None:
     lanes._count = 2
     gradient = BagGradients(torch.arange(10_000), None, torch.ones(10_000, 2))
 
-    def fail(part: BagGradients) -> None:
-        if int(part.indices[0]) == 1:
+    def fail(parts: list[BagGradients]) -> None:
+        if int(parts[0].indices[0]) == 1:
             raise ArithmeticError("in the other lane")
 
     with pytest.raises(ArithmeticError, match="in the other lane"):
-        lanes(fail, gradient)
+        lanes(fail, [gradient], [0])
+    lanes._pool.shutdown()
+
+
+def test_lanes_are_cut_between_tables() -> None:
+    lanes = Lanes(2)
+    lanes._count = 2
+    rows = torch.cat([torch.randint(1000, (5_000,)) + 1000 * table for table in range(4)])
+    gradients = [BagGradients(rows, None, torch.arange(20_000.0).unsqueeze(1)) for _ in range(2)]
+    acted: list[tuple[int, int, int]] = []
+
+    def act(parts: list[BagGradients]) -> None:
+        for part in parts:
+            acted.append((int(part.indices.min()), int(part.indices.max()), len(part.indices)))
+            assert torch.equal(part.indices, rows[part.grads[:, 0].long()])
+
+    lanes(act, gradients, [0, 1000, 2000, 3000])
+    assert sorted(n for *_, n in acted) == [10_000] * 4
+    assert all(high < 2000 or low >= 2000 for low, high, _ in acted)
+    lanes(act, [gradients[0].between(0, 10_000)], [0, 3000])  # one table: by row
+    assert sorted(n for *_, n in acted[4:])[0] > 4_000
     lanes._pool.shutdown()

@@ -28,18 +28,26 @@ class Bags:
 
     Attributes:
         indices: (N,) int64, on the CPU.
-        offsets: (B,) int64, on the CPU.
-        one_each: whether every bag is known to hold exactly one id, so that N equals B.
+        given: (B,) int64 offsets, on the CPU; None if every bag holds exactly one id.
     """
 
     indices: Tensor
-    offsets: Tensor
-    one_each: bool = False
+    given: Tensor | None
+
+    @property
+    def one_each(self) -> bool:
+        """Whether every bag is known to hold exactly one id, so that N equals B."""
+        return self.given is None
+
+    @property
+    def offsets(self) -> Tensor:
+        """Where each bag starts: (B,) int64."""
+        return torch.arange(self.num_bags) if self.given is None else self.given
 
     @property
     def num_bags(self) -> int:
         """B."""
-        return self.offsets.numel()
+        return self.indices.numel() if self.given is None else self.given.numel()
 
     def lengths(self) -> Tensor:
         """How many ids each bag holds: (B,) int64."""
@@ -148,8 +156,9 @@ def _flat_bags(what: str, ids: Tensor, *, pooled: bool) -> Bags:
     num_bags, width = indices.shape[0], 1 if indices.dim() == 1 else indices.shape[1]
     if not pooled:
         num_bags, width = indices.numel(), 1
-    offsets = torch.arange(num_bags) * width
-    return Bags(indices.reshape(-1), offsets, one_each=width == 1)
+    if width == 1:
+        return Bags(indices.reshape(-1), None)
+    return Bags(indices.reshape(-1), torch.arange(num_bags) * width)
 
 
 def _offset_bags(what: str, ids: Tensor, offsets: Tensor) -> Bags:
@@ -165,7 +174,9 @@ def _ids(what: str, value: Tensor, dims: Collection[int]) -> Tensor:
     if value.dim() not in dims:
         wanted = " or ".join(f"{n}-D" for n in sorted(dims)[:2])
         raise InputError(f"{what} has shape {tuple(value.shape)}. Give a {wanted} tensor.")
-    return value.detach().to("cpu", torch.int64).contiguous()
+    if value.requires_grad or value.dtype != torch.int64 or value.device.type != "cpu":
+        value = value.detach().to("cpu", torch.int64)
+    return value.contiguous()
 
 
 def _check_offsets(what: str, offsets: Tensor, num_indices: int) -> None:

@@ -4,7 +4,8 @@ A frame is
 
     two uint32 lengths · pickled tensor dtypes and shapes · pickled value · tensors' bytes
 
-Tensors leave from and arrive in their own memory, on the CPU, without a copy in between.
+Tensors leave from and arrive in their own memory, on the CPU, without a copy in between; one that
+lies in memory which both processes see (`shared_memory.Outbox`) crosses as a reference.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from hybridpar.shared_memory import reference_to, referred
 
 _LENGTHS = struct.Struct("!II")
 _WRITABLE = 0x200  # PyBUF_WRITE
@@ -118,6 +121,9 @@ class _Pickler(pickle.Pickler):
     def _take(self, tensor: Tensor) -> tuple[Any, ...]:
         if tensor.is_nested:
             raise TypeError("a nested tensor cannot be sent")
+        reference = reference_to(tensor) if tensor.device.type == "cpu" else None
+        if reference is not None:
+            return referred, reference
         self.tensors.append(tensor.detach().cpu().contiguous())
         return _arrived, (len(self.tensors) - 1,)
 

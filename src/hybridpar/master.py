@@ -144,7 +144,7 @@ _INCOMPARABLE = ("init", "module", "args", "kwargs")
 
 def _difference(first: ModelRequest, other: ModelRequest) -> str:
     """What two requests disagree on, seeds left aside; empty if nothing."""
-    for name in ("asynchronous", "staleness", "divide"):
+    for name in ("asynchronous", "staleness", "divide", "wire_dtype"):
         values = getattr(first, name), getattr(other, name)
         if values[0] != values[1]:
             return f"{name} {values[0]!r} against {values[1]!r}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from hybridpar.sharding import Plan, SlabLayout
@@ -73,7 +74,8 @@ class Pooled(NamedTuple):
     """The answer to `Lookups`.
 
     Attributes:
-        slabs: for each slab the (B, D) float32 sums of the bags, None where nothing was asked.
+        slabs: for each slab the (B, D) sums of the bags, in the model's wire dtype; None where
+            nothing was asked.
         modules: the forwards' outputs.
         behind: how many steps of the slowest trainer the rows lack; 0 in sync mode.
     """
@@ -89,7 +91,7 @@ class SlabPush(NamedTuple):
     Attributes:
         lookup: its bags; or, if the server still remembers it, the number of the `Lookups` that it
             was in.
-        grads: (B, D) float32.
+        grads: (B, D) float32, or the model's wire dtype.
     """
 
     lookup: SlabLookup | int
@@ -169,6 +171,7 @@ class ModelRequest:
         asynchronous: whether gradients are applied on arrival.
         staleness: how many steps the rows may be behind; None for no bound.
         divide: whether a gradient applied on arrival is divided by the number of trainers.
+        wire_dtype: what rows and gradients are sent as.
     """
 
     rank: int
@@ -177,6 +180,7 @@ class ModelRequest:
     asynchronous: bool = False
     staleness: int | None = None
     divide: bool = True
+    wire_dtype: torch.dtype = torch.float32
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ class Assignment:
         timeout_s: longest wait for another process, in seconds.
         device: ``"cpu"`` or ``"cuda"``.
         num_threads: torch's threads in this process.
+        share_memory: whether trainers read the memory of servers on their machine.
         environment: the launcher's environment variables.
         work: for a trainer, the pickled (train function, arguments).
     """
@@ -34,6 +35,7 @@ class Assignment:
     timeout_s: float
     device: str
     num_threads: int
+    share_memory: bool
     environment: dict[str, str]
     work: bytes
 

@@ -91,6 +91,8 @@ class RoleLauncher:
         timeout_s: the longest that one process waits for another, in start-up or in a step.
         num_threads: torch's threads in each process; None takes ``OMP_NUM_THREADS`` if it is set,
             else an equal share of the cores.
+        share_memory: whether trainers read the tables of servers on this machine themselves, and
+            servers the trainers' gradients; False sends everything by socket, as between machines.
 
     Raises:
         SpecError: if a setting is wrong.
@@ -104,11 +106,13 @@ class RoleLauncher:
         start_method: StartMethod | None = None,
         timeout_s: float = 1800.0,
         num_threads: int | None = None,
+        share_memory: bool = True,
     ) -> None:
         self.roles = Roles.of(roles)
         self.device = device or _best_device(self.roles.trainers)
         self.start_method = start_method or ("spawn" if self.device == "cuda" else "forkserver")
         self.timeout_s = timeout_s
+        self.share_memory = share_memory
         self.num_threads = num_threads or _threads_each(len(self.roles.names))
         if self.device == "cuda" and self.start_method == "forkserver":
             raise SpecError("CUDA cannot be used in forked processes. Use start_method='spawn'.")
@@ -153,6 +157,7 @@ class RoleLauncher:
                 timeout_s=self.timeout_s,
                 device=self.device,
                 num_threads=self.num_threads,
+                share_memory=self.share_memory,
                 environment=dict(os.environ),
                 work=work if role == "trainer" else b"",
             )

@@ -128,6 +128,7 @@ def _play_trainer(assignment: Assignment, store: Store, where: _Where) -> bytes:
         device=device,
         master=master,
         servers=servers,
+        shares_memory=assignment.share_memory,
     )
     train, args = pickle.loads(assignment.work)
     result = _pickled_result(assignment.name, train(context, *args))

@@ -5,6 +5,8 @@ Shapes: N ids, B bags, U distinct rows among the ids, D columns.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hybridpar.features import bag_lengths
+from hybridpar.kernels import gather_rows
 from hybridpar.messages import SlabLookup, SlabPush
-from hybridpar.server.kernels import gather_rows
 
 _WORTH_SPLITTING = 8192  # ids from which two threads beat one
 
@@ -32,10 +34,6 @@ class BagGradients(NamedTuple):
     bags: Tensor | None
     grads: Tensor
 
-    def expanded(self) -> Tensor:
-        """A gradient row for each id: (N, D)."""
-        return self.grads if self.bags is None else gather_rows(self.grads, self.bags)
-
     def summed(self) -> tuple[Tensor, Tensor]:
         """The distinct rows (U,), and the sum of each one's gradients (U, D).
 
@@ -47,27 +45,37 @@ class BagGradients(NamedTuple):
         starts = counts.cumsum(0) - counts
         return rows, F.embedding_bag(bags, self.grads, starts, mode="sum")
 
+    def between(self, start: int, end: int) -> BagGradients:
+        """The gradients of the ids from one position to another."""
+        if self.bags is None:
+            return BagGradients(self.indices[start:end], None, self.grads[start:end])
+        return BagGradients(self.indices[start:end], self.bags[start:end], self.grads)
+
     def part(self, number: int, of: int) -> BagGradients:
         """The gradients of the rows ``number, number + of, …``; ``of`` is a power of two."""
         mine = (self.indices.bitwise_and(of - 1) == number).nonzero().squeeze(1)
-        bags = mine if self.bags is None else self.bags[mine]
-        return BagGradients(self.indices[mine], bags, self.grads)
+        if self.bags is None:
+            return BagGradients(self.indices[mine], None, gather_rows(self.grads, mine))
+        return BagGradients(self.indices[mine], self.bags[mine], self.grads)
 
 
-Action: TypeAlias = Callable[[BagGradients], None]
-RunAll: TypeAlias = Callable[[Action, BagGradients], None]
-"""Called with an action and gradients: acts on all of them, in one piece or in several."""
+Action: TypeAlias = Callable[[Sequence[BagGradients]], None]
+RunAll: TypeAlias = Callable[[Action, Sequence[BagGradients], Sequence[int]], None]
+"""Called with an action, gradients, and the row that each table of the slab begins at: acts once on
+all of them whole, or several times on parts that have no row in common."""
 
 
-def run_in_turn(action: Action, gradient: BagGradients) -> None:
-    """Act on the gradients in one piece, on the calling thread."""
-    action(gradient)
+def run_in_turn(action: Action, gradients: Sequence[BagGradients], _: Sequence[int]) -> None:
+    """Act on whole gradients, on the calling thread."""
+    action(gradients)
 
 
 class Lanes:
     """Splits large updates by row over threads: no two touch a row, so none waits for another.
 
-    In sync mode the trainers wait for the update, and their cores are free.
+    In sync mode the trainers wait for the update, and their cores are free. Where a slab holds
+    several tables, their ids come one table after another, so cutting between two tables costs
+    next to nothing; else each thread picks out its own rows.
 
     Args:
         most: at most so many threads; as many as there are trainers, say.
@@ -78,46 +86,74 @@ class Lanes:
         self._count = 1 << (max(1, min(most, cores)).bit_length() - 1)
         self._pool = ThreadPoolExecutor(max(1, self._count - 1), thread_name_prefix="lane")
 
-    def __call__(self, action: Action, gradient: BagGradients) -> None:
+    def __call__(
+        self, action: Action, gradients: Sequence[BagGradients], starts: Sequence[int]
+    ) -> None:
         """A `RunAll`."""
-        count = self._count if gradient.indices.numel() >= _WORTH_SPLITTING else 1
-        if count == 1:
-            action(gradient)
+        count = self._count
+        if count == 1 or sum(each.indices.numel() for each in gradients) < _WORTH_SPLITTING:
+            action(gradients)
             return
-        others = [
-            self._pool.submit(self._act_on_part, action, gradient, number, count)
-            for number in range(1, count)
-        ]
-        action(gradient.part(0, count))
+        cuts = _cuts_between_tables(gradients, starts, count)
+
+        def act(number: int) -> None:
+            if cuts is None:
+                action([each.part(number, count) for each in gradients])
+            else:
+                positions = [own[number : number + 2] for own in cuts]
+                action([g.between(*own) for g, own in zip(gradients, positions, strict=True)])
+
+        others = [self._pool.submit(act, number) for number in range(1, count)]
+        act(0)
         for other in others:
             other.result()
 
-    @staticmethod
-    def _act_on_part(action: Action, gradient: BagGradients, number: int, of: int) -> None:
-        action(gradient.part(number, of))  # split here, on the part's own thread
+
+def _cuts_between_tables(
+    gradients: Sequence[BagGradients], starts: Sequence[int], count: int
+) -> list[list[int]] | None:
+    """For each gradient the positions, 0 and N too, between which it falls into ``count`` parts.
+
+    None if the ids are not in the order of the tables, or the parts would be far from equal.
+    """
+    first = gradients[0].indices
+    middles = first[[len(first) * k // count for k in range(1, count)]].tolist()
+    borders = [starts[bisect.bisect_right(starts, row) - 1] for row in middles]
+    cuts = []
+    for indices in (each.indices for each in gradients):
+        own = [0]
+        for border in borders:
+            own.append(int((indices < border).sum()))
+            if own[-1] <= own[-2] or int(indices[: own[-1]].max()) >= border:
+                return None
+        own.append(len(indices))
+        if max(end - start for start, end in itertools.pairwise(own)) * count > 1.3 * len(indices):
+            return None
+        cuts.append(own)
+    return cuts
 
 
-def joined(pushes: Sequence[SlabPush], divisor: int) -> BagGradients | None:
-    """Several pushes as one, divided as DDP divides; None if they hold no id."""
-    parts = [
-        (push.lookup, push.grads)
-        for push in pushes
-        if isinstance(push.lookup, SlabLookup) and push.lookup.indices.numel()
-    ]
-    if not parts:
-        return None
-    indices = torch.cat([lookup.indices for lookup, _ in parts])
-    grads = torch.cat([own for _, own in parts])
-    if divisor > 1:
-        grads.div_(divisor)
-    if all(lookup.offsets is None for lookup, _ in parts):
-        return BagGradients(indices, None, grads)
-    lengths = torch.cat([_lengths(lookup) for lookup, _ in parts])
-    bags = torch.arange(grads.shape[0]).repeat_interleave(lengths, output_size=indices.numel())
-    return BagGradients(indices, bags, grads)
-
-
-def _lengths(lookup: SlabLookup) -> Tensor:
+def of_bags(push: SlabPush) -> BagGradients:
+    """One push's gradients."""
+    lookup = push.lookup
+    assert isinstance(lookup, SlabLookup)
+    grads = push.grads.float()
     if lookup.offsets is None:
-        return torch.ones_like(lookup.indices)
-    return bag_lengths(lookup.offsets, lookup.indices.numel())
+        return BagGradients(lookup.indices, None, grads)
+    lengths = bag_lengths(lookup.offsets, lookup.indices.numel())
+    bags = torch.arange(len(lengths)).repeat_interleave(lengths, output_size=len(lookup.indices))
+    return BagGradients(lookup.indices, bags, grads)
+
+
+def joined(gradients: Sequence[BagGradients]) -> BagGradients:
+    """Several gradients as one, in a copy."""
+    indices = torch.cat([each.indices for each in gradients])
+    grads = torch.cat([each.grads for each in gradients])
+    if all(each.bags is None for each in gradients):
+        return BagGradients(indices, None, grads)
+    bags, before = [], 0
+    for each in gradients:
+        own = torch.arange(len(each.indices)) if each.bags is None else each.bags
+        bags.append(own + before)
+        before += len(each.grads)
+    return BagGradients(indices, torch.cat(bags), grads)

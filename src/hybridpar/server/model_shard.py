@@ -12,6 +12,7 @@ from hybridpar.messages import Lookups, Pooled, ServedModel, Update
 from hybridpar.server.gradients import RunAll, run_in_turn
 from hybridpar.server.hosted import HostedModule
 from hybridpar.server.slab import Slab
+from hybridpar.shared_memory import Handle
 
 
 class ModelShard:
@@ -27,6 +28,7 @@ class ModelShard:
         seed = f"{served.request.seed}/{served.model_id}"
         self._slabs = [Slab(layout, specs, seed) for layout in served.layouts]
         self._modules = {name: HostedModule(specs[name], seed) for name in served.modules}
+        self._wire_dtype = served.request.wire_dtype
         self._lock = threading.Lock()
 
     def lookup(self, lookups: Lookups | None, behind: int = 0) -> Pooled:
@@ -37,7 +39,7 @@ class ModelShard:
             self._modules[name].release(lookups.rank, call_number)
         return Pooled(
             tuple(
-                None if lookup is None else slab.lookup(lookup)
+                None if lookup is None else slab.lookup(lookup).to(self._wire_dtype)
                 for slab, lookup in zip(self._slabs, lookups.slabs, strict=True)
             ),
             tuple(
@@ -45,6 +47,11 @@ class ModelShard:
             ),
             behind,
         )
+
+    @property
+    def handles(self) -> tuple[Handle | None, ...]:
+        """For each slab, by what a trainer on this machine reads its weight; None if it asks."""
+        return tuple(slab.handle for slab in self._slabs)
 
     @property
     def lock(self) -> threading.Lock:

@@ -24,6 +24,8 @@ from hybridpar.rollcall import Ranks, RollCall
 from hybridpar.server.clocks import Clocks
 from hybridpar.server.gradients import Lanes
 from hybridpar.server.model_shard import ModelShard
+from hybridpar.server.timings import Timings
+from hybridpar.shared_memory import Handle, OutboxName, attach, forget
 
 
 class ParameterServer:
@@ -93,6 +95,7 @@ class _Service:
         )
         self._remembered: list[deque[Lookups]] = [deque(maxlen=REMEMBERED) for _ in range(trainers)]
         self._lanes = Lanes(trainers)
+        self._timings = Timings()
         self._steps = 0
         self._holders = set(range(trainers))
         self._release_lock = threading.Lock()
@@ -102,32 +105,34 @@ class _Service:
         """Rows as they are now."""
         if self._asynchronous:
             with self._shard.lock:  # max_norm writes rows
-                return self._shard.lookup(lookups)
-        return self._shard.lookup(lookups)
+                return self._rows(lookups)
+        return self._rows(lookups)
 
     def lookup_for(self, step: int, lookups: Lookups) -> Pooled:
         """Rows for a step, beside updates on arrival: no further behind than the bound."""
         self._remember(lookups)
         behind = self._clocks.wait(step)
         with self._shard.lock:
-            return self._shard.lookup(lookups, behind)
+            return self._rows(lookups, behind)
 
     def take_turn(self, turn: Turn) -> TurnAnswer:
         """Join a round of sync mode: when all have come, step once; then look up."""
         if turn.update is not None:
             turn = turn._replace(update=self._recalled(turn.rank, turn.update))
+            self._timings.one_came()
         if turn.lookups is not None:
             self._remember(turn.lookups)
         joined, active = self._rounds.arrive(turn, opens=turn.update is None)
         # Outside the round, each trainer on its own thread. The rows cannot change meanwhile: the
         # next update needs a turn of this caller, who takes it after this answer.
-        return TurnAnswer(joined, active, self._shard.lookup(turn.lookups))
+        return TurnAnswer(joined, active, self._rows(turn.lookups))
 
     def push(self, rank: int, update: Update, num_active: int) -> None:
         """Apply one trainer's gradients at once, of a step that so many take part in."""
         divisor = num_active if self._divide else 1
         update = self._recalled(rank, update)
-        self._shard.apply({rank: update}, divisor, t=self._clocks.next_step(rank))
+        with self._timings.of("update"):
+            self._shard.apply({rank: update}, divisor, t=self._clocks.next_step(rank))
         self._clocks.tick(rank, stepped=not update.skip)
 
     def gradient_squares(self, rank: int, key: str, update: Update, ranks: Ranks) -> object:
@@ -136,6 +141,14 @@ class _Service:
         if self._asynchronous:
             return self._shard.gradient_squares({rank: update}, len(ranks) if self._divide else 1)
         return self._norms.arrive(key, rank, update, lambda: ranks)
+
+    def share(self, probe: Handle) -> tuple[Handle | None, ...] | None:
+        """For each slab, by what a trainer on this machine reads it; None if it is on another.
+
+        Args:
+            probe: memory of the trainer's.
+        """
+        return None if attach(probe) is None else self._shard.handles
 
     def close_epoch(self, rank: int, epoch: int) -> Ranks:
         """Wait until every trainer has ended the epoch; the ranks of its last round."""
@@ -153,8 +166,14 @@ class _Service:
         """A hosted module's parameters and buffers."""
         return self._shard.module_state(name)
 
-    def release(self, rank: int) -> bool:
+    def timings(self) -> dict[str, float]:
+        """Seconds since the model was made, by phase."""
+        return self._timings.seconds()
+
+    def release(self, rank: int, outbox: OutboxName | None) -> bool:
         """A trainer needs the model no more; whether that was the last."""
+        if outbox is not None:
+            forget(outbox)
         with self._release_lock:
             self._holders.discard(rank)
             return not self._holders
@@ -191,4 +210,10 @@ class _Service:
         updates = {rank: turn.update for rank, turn in turns.items() if turn.update is not None}
         if updates:
             self._steps += not any(update.skip for update in updates.values())
-            self._shard.apply(updates, len(updates), t=self._steps, run=self._lanes)
+            self._timings.all_came()
+            with self._timings.of("update"):
+                self._shard.apply(updates, len(updates), t=self._steps, run=self._lanes)
+
+    def _rows(self, lookups: Lookups | None, behind: int = 0) -> Pooled:
+        with self._timings.of("lookup"):
+            return self._shard.lookup(lookups, behind)

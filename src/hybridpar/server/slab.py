@@ -9,15 +9,15 @@ import threading
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from hybridpar.kernels import add_rows, gather_rows, pool_rows
 from hybridpar.messages import WEIGHT, SlabLookup, SlabPush
-from hybridpar.server.gradients import BagGradients, RunAll, joined, run_in_turn
+from hybridpar.server.gradients import BagGradients, RunAll, joined, of_bags, run_in_turn
 from hybridpar.server.initial_values import fill
-from hybridpar.server.kernels import add_rows, gather_rows
 from hybridpar.server.rules import is_linear, needs_rows, rule_for
 from hybridpar.sharding import SlabLayout
+from hybridpar.shared_memory import Handle, Segment, as_tensor, new_segment, private_memory
 from hybridpar.specs import RemoteEmbeddingSpec
 
 
@@ -38,9 +38,13 @@ class Slab:
         self._rule = rule_for(self._settings)
         self._linear = is_linear(self._settings)
         self._needs_rows = needs_rows(self._settings)
+        self._starts = [part.first_row for part in layout.parts]
         self._renorm_lock = threading.Lock()
         columns = layout.kind.num_columns
-        self.weight = torch.empty(layout.num_rows, columns, dtype=layout.kind.dtype)
+        # A lookup of a table with max_norm writes, so only the server does it.
+        self.weight, self._segment = _table_memory(
+            (layout.num_rows, columns), layout.kind.dtype, share=layout.kind.max_norm is None
+        )
         for part in layout.parts:
             rows = self.weight[part.first_row : part.first_row + part.num_rows]
             fill(rows, specs[part.table], part, model_seed)
@@ -54,6 +58,11 @@ class Slab:
         """Whether its gradient is scaled by a norm that spans servers."""
         return self._settings.clip_norm is not None
 
+    @property
+    def handle(self) -> Handle | None:
+        """By which a trainer on this machine reads the weight itself; None if it must ask."""
+        return None if self._segment is None else self._segment.handle
+
     def lookup(self, lookup: SlabLookup) -> Tensor:
         """The sum of each bag's rows: (B, D) float32; an empty bag gives zeros."""
         if self._kind.max_norm is not None and lookup.indices.numel():
@@ -61,12 +70,7 @@ class Slab:
                 torch.embedding_renorm_(
                     self.weight, lookup.indices, self._kind.max_norm, self._kind.norm_type
                 )
-        if lookup.offsets is None:
-            return gather_rows(self.weight, lookup.indices).float()
-        if self._kind.dtype == torch.float32:
-            return F.embedding_bag(lookup.indices, self.weight, lookup.offsets, mode="sum")
-        rows = gather_rows(self.weight, lookup.indices).float()
-        return F.embedding_bag(torch.arange(len(rows)), rows, lookup.offsets, mode="sum")
+        return pool_rows(self.weight, lookup.indices, lookup.offsets)
 
     def apply(
         self,
@@ -88,19 +92,24 @@ class Slab:
             scale: what the gradient is multiplied by, to clip its norm.
             run: does several independent parts of a large update, perhaps at once.
         """
-        gradient = joined(pushes, divisor)
-        if gradient is None:
+        gradients = [gradient for gradient in map(of_bags, pushes) if len(gradient.indices)]
+        if not gradients:
             return
         if self._linear and self._kind.dtype == torch.float32:
-            gradient.grads.mul_(-lr)
-            run(lambda part: add_rows(self.weight, part.indices, part.expanded()), gradient)
+            run(lambda parts: self._add(parts, -lr / divisor), gradients, self._starts)
         else:
-            run(lambda part: self._apply_rule(part, lr, t, scale), gradient)
+            factor = scale / divisor
+            run(lambda parts: self._apply_rule(parts, lr, t, factor), gradients, self._starts)
 
-    def _apply_rule(self, gradient: BagGradients, lr: float, t: int, scale: float) -> None:
-        rows, grads = gradient.summed()
-        if scale != 1.0:
-            grads.mul_(scale)
+    def _add(self, gradients: Sequence[BagGradients], factor: float) -> None:
+        for gradient in gradients:
+            add_rows(self.weight, gradient.indices, gradient.grads * factor, gradient.bags)
+
+    def _apply_rule(
+        self, gradients: Sequence[BagGradients], lr: float, t: int, factor: float
+    ) -> None:
+        rows, grads = joined(gradients).summed()
+        grads.mul_(factor)
         if self._settings.clip_value is not None:
             grads.clamp_(-self._settings.clip_value, self._settings.clip_value)
         exact = self._kind.dtype == torch.float32
@@ -117,8 +126,10 @@ class Slab:
 
     def gradient_square(self, pushes: Sequence[SlabPush], divisor: int) -> float:
         """The squared norm of the gradient that :meth:`apply` would use."""
-        gradient = joined(pushes, divisor)
-        return 0.0 if gradient is None else float(gradient.summed()[1].square().sum())
+        if not pushes:
+            return 0.0
+        _, grads = joined([of_bags(push) for push in pushes]).summed()
+        return float(grads.div_(divisor).square().sum())
 
     def read(self, what: str, rows: Tensor) -> Tensor:
         """Rows of the weight or of a state, as float32: (len(rows), its width)."""
@@ -127,5 +138,16 @@ class Slab:
 
 
 def _filled(shape: tuple[int, int], value: float) -> Tensor:
-    # The system hands out zeros page by page, when first touched; torch.full writes them all.
-    return torch.full(shape, value) if value else torch.zeros(shape)
+    # The system hands out zeros page by page, when first touched.
+    memory = private_memory(shape, torch.float32)
+    return memory.fill_(value) if value else memory
+
+
+def _table_memory(
+    shape: tuple[int, int], dtype: torch.dtype, *, share: bool
+) -> tuple[Tensor, Segment | None]:
+    """Memory for a table: shared where there is such, and where trainers may read it."""
+    segment = new_segment(shape[0] * shape[1] * dtype.itemsize) if share else None
+    if segment is None:
+        return private_memory(shape, dtype), None
+    return as_tensor(segment.bytes, shape, dtype), segment

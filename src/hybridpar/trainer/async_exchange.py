@@ -8,10 +8,8 @@ from hybridpar.messages import Pooled, Turn, TurnAnswer
 from hybridpar.rollcall import Ranks
 from hybridpar.trainer.exchange import Exchange, Gradients, Round
 from hybridpar.trainer.routing import RoutedBatch
-from hybridpar.trainer.tables import RemoteTables
+from hybridpar.trainer.tables import PUSHES_UNDER_WAY, RemoteTables
 from hybridpar.transport import Reply
-
-_PUSHES_UNDER_WAY = 2
 
 
 class AsyncExchange(Exchange):
@@ -63,7 +61,7 @@ class AsyncExchange(Exchange):
 
     def lookup(self, batch: RoutedBatch) -> list[Pooled]:  # noqa: D102
         self._tables.ctx.step = self._tables.ctx.step or 0
-        pooled = self._tables.wait(self._fetch(batch, self._done))
+        pooled = self._tables.wait(batch, self._fetch(batch, self._done))
         self._note(batch, pooled)
         return pooled
 
@@ -102,7 +100,7 @@ class AsyncExchange(Exchange):
             self._pushes.append(
                 peer.send("push", model_id, rank, update, count, answers_little=True)
             )
-        while len(self._pushes) > _PUSHES_UNDER_WAY * len(self._tables.servers):
+        while len(self._pushes) > PUSHES_UNDER_WAY * len(self._tables.servers):
             self._pushes.popleft().wait()
         self._done += 1
 
@@ -115,10 +113,10 @@ class AsyncExchange(Exchange):
         """The rows of the batch that comes next, fetched by now or fetched here."""
         following, fetched = self._following, self._fetched
         self._following = self._fetched = None
-        if following is not None and fetched is None:
-            fetched = self._fetch(following, self._done)
-        pooled = self._tables.wait(fetched or {})
+        pooled: list[Pooled] = []
         if following is not None:
+            fetched = self._fetch(following, self._done) if fetched is None else fetched
+            pooled = self._tables.wait(following, fetched)
             self._note(following, pooled)
         assert self._roll is not None
         answer: TurnAnswer = self._roll.wait()

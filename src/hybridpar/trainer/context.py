@@ -32,6 +32,7 @@ class TrainerContext:
         device: torch.device,
         master: Peer,
         servers: list[Peer],
+        shares_memory: bool = True,
     ) -> None:
         self.rank = rank
         self.num_trainers = num_trainers
@@ -40,6 +41,7 @@ class TrainerContext:
         self.step: int | None = None
         self._master = master
         self._servers = servers
+        self._shares_memory = shares_memory
 
     @property
     def name(self) -> str:

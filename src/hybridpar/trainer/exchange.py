@@ -19,12 +19,10 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from hybridpar.messages import REMEMBERED, ModulePush, Pooled, SlabPush, Turn, TurnAnswer, Update
 from hybridpar.rollcall import Ranks
-from hybridpar.trainer.pieces import Piece
-from hybridpar.trainer.routing import Origin, RoutedBatch
+from hybridpar.trainer.looked_up import LookedUp
+from hybridpar.trainer.routing import RoutedBatch
 from hybridpar.trainer.tables import RemoteTables
 from hybridpar.transport import Reply
 
@@ -34,12 +32,12 @@ class Gradients:
     """What one trainer has for the servers after a backward pass.
 
     Attributes:
-        rows: where looked-up rows came from, and their gradient, in the order of the lookups.
+        looked_up: what was looked up and has a gradient, in the order of the lookups.
         lrs: for each table or module, its learning rates: one, or one a group of its optimizer.
         skip: whether nobody's gradients of this step are to be applied.
     """
 
-    rows: Sequence[tuple[Origin, Tensor]]
+    looked_up: Sequence[LookedUp]
     lrs: Mapping[str, list[float]]
     skip: bool = False
 
@@ -114,20 +112,16 @@ class Exchange(ABC):
             rank: [[] for _ in plan.slabs[rank]] for rank in servers
         }
         modules: dict[int, list[ModulePush]] = {rank: [] for rank in servers}
-        grouped: dict[tuple[int, int, int], list[tuple[Piece, Tensor]]] = {}
-        batches: dict[int, RoutedBatch] = {}
-        for origin, grad in gradients.rows:
-            if isinstance(origin.source, int):
-                modules[origin.server].append(ModulePush(origin.table, origin.source, grad))
-                continue
-            batches[origin.batch.number] = origin.batch
-            key = origin.batch.number, origin.server, origin.slab
-            grouped.setdefault(key, []).append((origin.source, grad))
-        for (number, server, slab), pieces in grouped.items():
-            remembered = number in self._remembered
-            slabs[server][slab] += batches[number].slab_pushes(
-                server, slab, pieces, remembered=remembered
-            )
+        self._tables.begin_push()
+        for looked_up in gradients.looked_up:
+            server, slab = looked_up.server, looked_up.slab
+            if slab >= 0:
+                remembered = looked_up.batch.number in self._remembered
+                slabs[server][slab] += self._tables.pushes(looked_up, remembered=remembered)
+            else:
+                (grad,) = looked_up.gradients()
+                assert grad is not None
+                modules[server].append(ModulePush(*looked_up.module, grad))
         updates = {
             rank: Update(
                 slabs=tuple(map(tuple, slabs[rank])),
@@ -249,7 +243,9 @@ class SyncExchange(Exchange):
                 step=self._step,
                 more=more,
                 update=updates[rank],
-                lookups=None if self._following is None else self._following.lookups[rank],
+                lookups=None
+                if self._following is None
+                else self._tables.asked(self._following, rank),
             )
             self._replies[rank] = server.send("take_turn", self._tables.model_id, turn)
         if self._following is not None:
@@ -266,8 +262,9 @@ class SyncExchange(Exchange):
         self._active = any_answer.active
         # Everyone was in this round and nobody goes on: so it is with all trainers or with none.
         self._even = any_answer.joined == self._everyone and not any_answer.active
-        pooled = {rank: answer.pooled or Pooled(()) for rank, answer in answers.items()}
-        result = Round(self._tables.by_server(pooled), any_answer.active)
+        pooled: list[Pooled] = []
         if following is not None:
-            self._note(following, result.pooled)
-        return result
+            replies = {r: answer.pooled or Pooled(()) for r, answer in answers.items()}
+            pooled = self._tables.completed(following, replies)
+            self._note(following, pooled)
+        return Round(pooled, any_answer.active)

@@ -1,33 +1,30 @@
-"""`TrainerLoop`: trains a hybrid model over batches; read `fit` and down for one step."""
+"""`TrainerLoop`: trains a hybrid model over batches; one step of it is in `steps`."""
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
-from hybridpar.errors import InputError, SpecError
+from hybridpar.errors import SpecError
 from hybridpar.optim import SparseOptimizerSettings, dense_name
 from hybridpar.trainer.amp import MixedPrecision
-from hybridpar.trainer.batches import Batches, to_device
+from hybridpar.trainer.batches import Batches
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.dense import CommHook, DenseHalf, copy_from
-from hybridpar.trainer.exchange import Round
 from hybridpar.trainer.model import HybridModel
+from hybridpar.trainer.profile import Profiler
 from hybridpar.trainer.progress import FitResult, Progress
-from hybridpar.trainer.routing import RoutedBatch
 from hybridpar.trainer.settings import Consistency, SparseSettings
 from hybridpar.trainer.sparse_optimizer import SparseOptimizer
+from hybridpar.trainer.steps import Losses, Steps
 
 Batch = TypeVar("Batch")
-Losses: TypeAlias = "Tensor | Mapping[str, Tensor]"
 MakeSchedulers: TypeAlias = Callable[
     ["torch.optim.Optimizer | None", SparseOptimizer], Sequence[LRScheduler]
 ]
@@ -56,6 +53,7 @@ class TrainerLoop(Generic[Batch]):
         consistency: ``"sync"``, ``"async"`` or ``"bounded"``; see :meth:`HybridModel.connect`.
         staleness: for ``"bounded"``: by how many steps rows may be behind.
         scale_gradients: in async and bounded mode, divide gradients by the number of trainers.
+        wire_dtype: what rows and gradients are sent as; see :meth:`HybridModel.connect`.
         accumulate: batches a step: their losses are averaged, and both halves step once.
         autocast: the dtype that forward and loss run in, such as :data:`torch.bfloat16`.
         grad_scaler: scales the loss; a step in which a gradient overflows is skipped by both
@@ -96,6 +94,7 @@ class TrainerLoop(Generic[Batch]):
         consistency: Consistency = "sync",
         staleness: int | None = None,
         scale_gradients: bool = True,
+        wire_dtype: torch.dtype = torch.float32,
         accumulate: int = 1,
         autocast: torch.dtype | None = None,
         grad_scaler: GradScaler | None = None,
@@ -117,30 +116,39 @@ class TrainerLoop(Generic[Batch]):
             consistency=consistency,
             staleness=staleness,
             scale_gradients=scale_gradients,
+            wire_dtype=wire_dtype,
         )
         self._ctx = ctx
-        self._loss = loss
-        self._precision = MixedPrecision(ctx, autocast, grad_scaler)
-        self._dense = DenseHalf(model, ctx, ddp or {}, comm_hook)
-        self._schedulers = list(schedulers(self.dense_optimizer, self.sparse_optimizer))
+        self._steps = Steps(
+            model=model,
+            ctx=ctx,
+            loss=loss,
+            dense_optimizer=self.dense_optimizer,
+            sparse_optimizer=self.sparse_optimizer,
+            dense=DenseHalf(model, ctx, ddp or {}, comm_hook),
+            precision=MixedPrecision(ctx, autocast, grad_scaler),
+            schedulers=list(schedulers(self.dense_optimizer, self.sparse_optimizer)),
+            accumulate=accumulate,
+            clip_norm=clip_grad_norm,
+            clip_value=clip_grad_value,
+        )
         holders = {
             "model": model,
             "dense optimizer": self.dense_optimizer,
             "sparse optimizer": self.sparse_optimizer,
-            "scaler": self._precision.scaler,
-            **{f"scheduler {n}": scheduler for n, scheduler in enumerate(self._schedulers)},
+            "scaler": self._steps.precision.scaler,
+            **{f"scheduler {n}": scheduler for n, scheduler in enumerate(self._steps.schedulers)},
         }
         self._holders = {name: holder for name, holder in holders.items() if holder is not None}
-        self._accumulate = accumulate
-        self._clip_norm = clip_grad_norm
-        self._clip_value = clip_grad_value
         self._everyone = tuple(range(ctx.num_trainers))
-        self._pushes_early = grad_scaler is None and not self.model._connected_exchange.clips_norms
-        self._pushed = False
         self._epochs = 0  # passes over the data in this loop's life
 
     def fit(
-        self, batches: Iterable[Batch] | Callable[[int], Iterable[Batch]], *, epochs: int = 1
+        self,
+        batches: Iterable[Batch] | Callable[[int], Iterable[Batch]],
+        *,
+        epochs: int = 1,
+        profile: bool = False,
     ) -> FitResult:
         """Train for some passes over the batches.
 
@@ -156,6 +164,8 @@ class TrainerLoop(Generic[Batch]):
                 that give a function that returns an epoch's iterable. It is called with the number
                 of epochs that this loop has done before.
             epochs: how many passes.
+            profile: whether to take the time of every part of a step. Trainer 0 prints what came
+                of it; every trainer has it in its result.
 
         Raises:
             InputError: if a batch is refused, or the loss is no scalar.
@@ -164,100 +174,18 @@ class TrainerLoop(Generic[Batch]):
         progress = Progress()
         source = Batches(batches, epochs)
         self.model.train()
+        profiler = Profiler(self.model._connected) if profile else None
         for _ in range(epochs):
             progress.begin_epoch()
-            self._fit_epoch(source.epoch(self._epochs), progress)
+            stayed = self._steps.run(source.epoch(self._epochs), progress, profiler)
+            if stayed != self._everyone:  # whoever left early takes the model of one that stayed
+                copy_from(stayed[0], self._ctx, self._holders)
             self._epochs += 1
-        return progress.result(
-            time.perf_counter() - started, self.model._connected_exchange.staleness
-        )
-
-    def _fit_epoch(self, stream: Iterator[Batch], progress: Progress) -> None:
-        exchange = self.model._connected_exchange
-        self.sparse_optimizer.zero_grad()  # of an epoch that an error cut short, say
-        group = self._next_group(stream, ahead=0)
-        current = exchange.open(group[0][1] if group else None)
-        while group:
-            following = self._next_group(stream, ahead=1)
-            exchange.announce(following[0][1] if following else None)
-            self._pushed = False
-            progress.add(self._backward(group, current))
-            skip = self._step_dense(current.active)
-            progress.skipped += skip
-            if not self._pushed:
-                self._push(skip=skip)
-            for scheduler in self._schedulers:
-                scheduler.step()
-            current = exchange.complete()
-            group = following
-        stayed = exchange.close()
-        if stayed != self._everyone:  # whoever left early takes the model of one that stayed
-            copy_from(stayed[0], self._ctx, self._holders)
-
-    def _next_group(
-        self, stream: Iterator[Batch], *, ahead: int
-    ) -> list[tuple[Batch, RoutedBatch]]:
-        """The batches of one step, each with its ids checked and split by server."""
-        batches = itertools.islice(stream, self._accumulate)
-        return [(batch, self.model._route(batch, ahead=ahead)) for batch in batches]
-
-    def _backward(self, group: list[tuple[Batch, RoutedBatch]], current: Round) -> Tensor:
-        """Forward, loss and backward; DDP averages the dense gradients in the last of them."""
-        module = self._dense.over(current.active)
-        if self.dense_optimizer is not None:
-            self.dense_optimizer.zero_grad()
-        losses = []
-        for number, (batch, routed) in enumerate(group):
-            last = number == len(group) - 1
-            pooled = (
-                current.pooled if number == 0 else self.model._connected_exchange.lookup(routed)
-            )
-            embeddings = self.model._embed(routed, pooled, batch)
-            if self._ctx.device.type != "cpu":
-                batch = to_device(batch, self._ctx.device)
-            with nullcontext() if last else self._dense.no_sync(current.active):
-                with self._precision.autocast():
-                    loss = self._total(self._loss(module(embeddings, batch), batch))
-                early = self._push if last and self._pushes_early else None
-                with self.sparse_optimizer.when_complete(early):
-                    self._precision.scale(loss / len(group)).backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.detach())
-        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
-
-    def _push(self, *, skip: bool = False) -> None:
-        """Push the step's gradients: from within backward where nothing more happens to them."""
-        self.model._connected_exchange.send(self.sparse_optimizer.gradients(skip=skip))
-        self.sparse_optimizer.pushed()
-        self._pushed = True
-
-    def _total(self, losses: Losses) -> Tensor:
-        """The scalar to train on."""
-        parts = list(losses.values()) if isinstance(losses, Mapping) else [losses]
-        if not parts:
-            raise InputError(f"The loss on {self._ctx.name} named no loss. Return one at least.")
-        for part in parts:
-            if not isinstance(part, Tensor) or part.numel() != 1:
-                got = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else type(part)
-                raise InputError(
-                    f"The loss on {self._ctx.name} (step {self._ctx.step}) is of {got}. Return a "
-                    "scalar tensor, such as loss.mean(), or several by name."
-                )
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
-
-    def _step_dense(self, active: tuple[int, ...]) -> bool:
-        """Clip and step the dense half; whether the step was skipped, for the sparse half too."""
-        skip = self._precision.unscale(
-            self.dense_optimizer, self.sparse_optimizer, self._dense.group(active)
-        )
-        if self._clip_value is not None:
-            nn.utils.clip_grad_value_(self.model.parameters(), self._clip_value)
-        if self._clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm)
-        self._precision.step(self.dense_optimizer, skip=skip)
-        return skip
+        report = profiler.report(progress.steps) if profiler else None
+        if report is not None and self._ctx.rank == 0:
+            print(report)  # noqa: T201 - what was asked for
+        staleness = self.model._connected_exchange.staleness
+        return progress.result(time.perf_counter() - started, staleness, report)
 
 
 def _dense_optimizer(

@@ -23,6 +23,7 @@ from hybridpar.trainer.settings import (
     Consistency,
     SparseSettings,
     check_consistency,
+    check_wire_dtype,
     with_optimizers,
 )
 from hybridpar.trainer.sparse_optimizer import SparseOptimizer
@@ -109,6 +110,7 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
         consistency: Consistency = "sync",
         staleness: int | None = None,
         scale_gradients: bool = True,
+        wire_dtype: torch.dtype = torch.float32,
     ) -> SparseOptimizer:
         """Put the tables on the servers, and get the optimizer that updates them there.
 
@@ -126,11 +128,16 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
             scale_gradients: in async and bounded mode, divide each trainer's gradient by the
                 number of trainers, so that a learning rate means what it means in sync mode. False
                 applies them whole, as PyTorch's tutorial does.
+            wire_dtype: what rows and gradients are rounded to when they cross a socket:
+                :data:`torch.bfloat16` or :data:`torch.float16` halve the bytes. They are summed in
+                float32 at both ends. What trainers and servers of one machine share is not sent,
+                and so not rounded.
 
         Raises:
             SpecError: if a setting is wrong, or the trainers' settings differ.
         """
         check_consistency(consistency, staleness)
+        check_wire_dtype(wire_dtype)
         request = ModelRequest(
             rank=ctx.rank,
             specs=with_optimizers(self.specs, sparse_optimizer),
@@ -138,6 +145,7 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
             asynchronous=consistency != "sync",
             staleness=staleness,
             divide=scale_gradients,
+            wire_dtype=wire_dtype,
         )
         self._tables = tables = RemoteTables(ctx, request)
         # With no table there is no server to gather at: then the master calls the roll.

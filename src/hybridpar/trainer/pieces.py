@@ -26,6 +26,7 @@ class Piece:
         feature: the feature.
         server: rank of the server.
         slab: index of the slab there.
+        first_row: where the shard begins in the slab.
         rows: (N,) rows of the slab.
         lengths: (S,) how many ids each bag has; a number S if each has one.
         bags: (S,) which of the feature's bags these are; None if all of them, in order.
@@ -34,6 +35,7 @@ class Piece:
     feature: str
     server: int
     slab: int
+    first_row: int
     rows: Tensor
     lengths: Tensor | int
     bags: Tensor | None
@@ -58,7 +60,9 @@ def cut(feature: str, bags: Bags, placement: Placement) -> list[Piece]:
             rows, lengths, which = _dealt(bags, index, placement.num_row_shards)
         if shard.first_row:
             rows = rows + shard.first_row
-        pieces.append(Piece(feature, shard.server, shard.slab, rows, lengths, which))
+        pieces.append(
+            Piece(feature, shard.server, shard.slab, shard.first_row, rows, lengths, which)
+        )
     return pieces
 
 

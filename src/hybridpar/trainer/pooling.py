@@ -28,7 +28,7 @@ def asked_of_servers(spec: RemoteEmbeddingSpec, feature: CheckedFeature) -> Bags
     bags = feature.bags
     if is_pooled_by_servers(spec, feature) or bags.one_each:
         return bags
-    return Bags(bags.indices, torch.arange(bags.indices.numel()), one_each=True)
+    return Bags(bags.indices, None)
 
 
 def finish(spec: RemoteEmbeddingSpec, feature: CheckedFeature, rows: Tensor) -> Tensor:

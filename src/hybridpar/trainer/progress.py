@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from hybridpar.trainer.profile import StepProfile
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitResult:
@@ -22,6 +24,7 @@ class FitResult:
         staleness: for each table, how often the rows of a batch lacked so many steps of the
             slowest trainer: ``{"item": {0: 2, 1: 98}}``. All 0 in sync mode. Counted over the
             loop's life.
+        profile: where the time went, if asked for.
     """
 
     steps: int
@@ -31,6 +34,7 @@ class FitResult:
     seconds: float
     skipped: int = 0
     staleness: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    profile: StepProfile | None = None
 
     @property
     def steps_per_second(self) -> float:
@@ -63,7 +67,17 @@ class Progress:
         self._sums[-1] = loss.double() if total is None else total + loss
         self._counts[-1] += 1
 
-    def result(self, seconds: float, staleness: Mapping[str, Mapping[int, int]]) -> FitResult:
+    @property
+    def steps(self) -> int:
+        """How many so far."""
+        return self._steps
+
+    def result(
+        self,
+        seconds: float,
+        staleness: Mapping[str, Mapping[int, int]],
+        profile: StepProfile | None,
+    ) -> FitResult:
         """All of it."""
         return FitResult(
             steps=self._steps,
@@ -73,6 +87,7 @@ class Progress:
             seconds=seconds,
             skipped=self.skipped,
             staleness={table: dict(sorted(counts.items())) for table, counts in staleness.items()},
+            profile=profile,
         )
 
 

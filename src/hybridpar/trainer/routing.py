@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -15,34 +14,15 @@ from torch import Tensor
 
 from hybridpar.errors import InputError
 from hybridpar.features import CheckedFeature, FeatureValue, check
-from hybridpar.messages import Lookups, ModuleCall, Pooled, SlabPush
+from hybridpar.messages import Lookups, ModuleCall, Pooled
 from hybridpar.sharding import Placement, Plan
 from hybridpar.specs import RemoteEmbeddingSpec, specs_by_feature
+from hybridpar.trainer.looked_up import LookedUp
 from hybridpar.trainer.pieces import Piece, combine, cut, join
 from hybridpar.trainer.pooling import asked_of_servers, finish
 
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where looked-up rows came from, and so where their gradient goes.
-
-    Attributes:
-        batch: what they were looked up for.
-        table: name of the table or module.
-        server: rank of the server.
-        slab: index of the slab there; -1 for a hosted module's output.
-        source: of a slab, the piece that the rows are; of a module, the number of the call.
-    """
-
-    batch: RoutedBatch
-    table: str
-    server: int
-    slab: int
-    source: Piece | int
-
-
-Watch: TypeAlias = Callable[[Origin, Tensor], None]
-"""Called with looked-up rows' origin, and the rows as an autograd leaf."""
+Watch: TypeAlias = Callable[[LookedUp], None]
+"""Called with what was looked up, before a gradient can come for it."""
 
 
 class RoutedBatch:
@@ -66,22 +46,6 @@ class RoutedBatch:
     def number(self) -> int:
         """Counts this trainer's batches."""
         return self.lookups[0].number
-
-    def slab_pushes(
-        self, server: int, slab: int, gradients: Sequence[tuple[Piece, Tensor]], *, remembered: bool
-    ) -> list[SlabPush]:
-        """The gradients of pieces of one slab, as they are sent.
-
-        All of them go as one, and without their ids if the server remembers the lookup; if the loss
-        left some out, the others go each with its own.
-        """
-        if len(gradients) < len(self._pieces[server, slab]):
-            return [SlabPush(piece.lookup(), grad) for piece, grad in gradients]
-        lookup = self.lookups[server].slabs[slab]
-        assert lookup is not None
-        grads = [grad for _, grad in gradients]
-        joined = grads[0] if len(grads) == 1 else torch.cat(grads)
-        return [SlabPush(self.number if remembered else lookup, joined)]
 
     @property
     def learns_weights(self) -> bool:
@@ -116,23 +80,25 @@ class RoutedBatch:
         Args:
             pooled: for each server, its answer to :attr:`lookups`.
             device: where the embeddings are wanted.
-            watch: called with every piece that came, as an autograd leaf whose gradient is exactly
-                what is to be pushed; None if no gradient is wanted.
+            watch: called with what was looked up of every slab and hosted module, whose gradient
+                is exactly what is to be pushed; None if no gradient is wanted.
             frozen: tables and modules that get none.
         """
         parts: dict[str, list[tuple[Piece, Tensor]]] = {name: [] for name in self._features}
         for (server, slab), pieces in self._pieces.items():
-            rows = pooled[server].slabs[slab]
-            assert rows is not None
-            for piece, own in zip(
-                pieces, torch.split(rows.to(device), [p.num_bags for p in pieces]), strict=True
-            ):
-                table = self._features[piece.feature][0].name
-                if watch is not None and table not in frozen:
-                    watch(Origin(self, table, server, slab, piece), own.requires_grad_())
-                    # The same memory, but neither a leaf nor a view: free to be changed in place.
-                    own = torch.ops.aten._unsafe_view(own, own.shape)
-                parts[piece.feature].append((piece, own))
+            values = pooled[server].slabs[slab]
+            assert values is not None
+            values = values.to(device, torch.float32)
+            sizes = [piece.num_bags for piece in pieces]
+            trained = [self._features[p.feature][0].name not in frozen for p in pieces]
+            if watch is not None and any(trained):
+                looked_up = LookedUp(self, server, slab, pieces=pieces)
+                watch(looked_up)
+                split = looked_up.embed(values, sizes, trained)
+            else:
+                split = torch.split(values, sizes)
+            for piece, rows in zip(pieces, split, strict=True):
+                parts[piece.feature].append((piece, rows))
         found = {
             feature: finish(
                 spec, checked, combine(spec, checked, placement, parts[feature], device)
@@ -142,12 +108,14 @@ class RoutedBatch:
         for server, answer in enumerate(pooled):
             lookups = self.lookups[server]
             for call, output in zip(lookups.modules, answer.modules, strict=True):
-                own = output.to(device)
+                output = output.to(device)
                 if watch is not None and call.keep:
-                    watch(Origin(self, call.module, server, -1, call.number), own.requires_grad_())
-                    weakref.finalize(own, self._released[server].append, (call.module, call.number))
-                    own = torch.ops.aten._unsafe_view(own, own.shape)
-                found[call.feature] = own
+                    key = call.module, call.number
+                    looked_up = LookedUp(self, server, -1, module=key)
+                    watch(looked_up)
+                    weakref.finalize(looked_up, self._released[server].append, key)
+                    (output,) = looked_up.embed(output, [1], [True])
+                found[call.feature] = output
         return found
 
 
@@ -198,6 +166,8 @@ class Router:
             features[feature] = spec, checked, placement
             for piece in cut(feature, asked_of_servers(spec, checked), placement):
                 pieces.setdefault((piece.server, piece.slab), []).append(piece)
+        for of_slab in pieces.values():  # by table, so that a server can cut an update between two
+            of_slab.sort(key=lambda piece: piece.first_row)
         lookups = tuple(
             Lookups(
                 self._rank,

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
+import torch
+
 from hybridpar import optim
 from hybridpar.errors import SpecError
 from hybridpar.optim import SparseOptimizerSettings
@@ -29,6 +31,14 @@ def check_consistency(consistency: str, staleness: int | None) -> None:
     if consistency != "bounded" and staleness is not None:
         raise SpecError(
             f"staleness={staleness!r} goes with consistency='bounded', not {consistency!r}."
+        )
+
+
+def check_wire_dtype(dtype: object) -> None:
+    """Refuse a dtype that rows and gradients cannot be sent as."""
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise SpecError(
+            f"wire_dtype is {dtype!r}. Choose torch.float32, torch.bfloat16 or torch.float16."
         )
 
 

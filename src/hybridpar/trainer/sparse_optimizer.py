@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from hybridpar.optim import SparseOptimizerSettings
 from hybridpar.trainer.exchange import Exchange, Gradients
-from hybridpar.trainer.routing import Origin
+from hybridpar.trainer.looked_up import LookedUp
 from hybridpar.trainer.tables import RemoteTables
 
 
@@ -42,7 +42,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         self._watched = 0
         self._since_step = 0
         self._when_complete: Callable[[], None] | None = None
-        self._with_gradient: dict[int, tuple[Origin, Tensor]] = {}
+        self._with_gradient: dict[int, LookedUp] = {}
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -78,8 +78,8 @@ class SparseOptimizer(torch.optim.Optimizer):
     @override
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients that came since the last step."""
-        for _, leaf in self._with_gradient.values():
-            leaf.grad = None
+        for looked_up in self._with_gradient.values():
+            looked_up.clear()
         self._with_gradient.clear()
         self._since_step = 0
 
@@ -96,21 +96,21 @@ class SparseOptimizer(torch.optim.Optimizer):
         self._exchange.settle()
         return self._tables.read(table, name)
 
-    def watch(self, origin: Origin, leaf: Tensor) -> None:
+    def watch(self, looked_up: LookedUp) -> None:
         """Take note of looked-up rows as soon as a backward pass reaches them.
 
-        Rows that no gradient reaches are not held on to: only the graph's own leaf holds the hook.
+        Rows that no gradient reaches are not held on to: only their graph knows them.
         """
         number = self._watched
         self._watched += 1
         self._since_step += 1
 
-        def got_gradient(leaf: Tensor) -> None:
-            self._with_gradient[number] = origin, leaf
+        def got_gradient(looked_up: LookedUp) -> None:
+            self._with_gradient[number] = looked_up
             if self._when_complete is not None and len(self._with_gradient) == self._since_step:
                 self._when_complete()
 
-        leaf.register_post_accumulate_grad_hook(got_gradient)  # type: ignore[no-untyped-call]
+        looked_up.on_gradient = got_gradient
 
     @contextmanager
     def when_complete(self, action: Callable[[], None] | None) -> Iterator[None]:
@@ -127,20 +127,22 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def gradient_tensors(self) -> list[Tensor]:
         """The gradients since the last step, to be looked at or changed in place before it."""
-        return [leaf.grad for _, leaf in self._with_gradient.values() if leaf.grad is not None]
+        return [
+            grad
+            for looked_up in self._with_gradient.values()
+            for grad in looked_up.gradients()
+            if grad is not None
+        ]
 
     def gradients(self, *, skip: bool = False) -> Gradients:
         """The gradients since the last step, in the order of their lookups, with the rates."""
-        rows = [
-            (origin, leaf.grad)
-            for _, (origin, leaf) in sorted(self._with_gradient.items(), key=lambda item: item[0])
-            if leaf.grad is not None and origin.table not in self._tables.frozen
-        ]
+        in_order = (self._with_gradient[number] for number in sorted(self._with_gradient))
+        looked_up = [each for each in in_order if each.module[0] not in self._tables.frozen]
         lrs: dict[str, list[float]] = {name: [] for name in self._tables.specs}
         for group in self.param_groups:
             for table in group["tables"]:
                 lrs[table].append(float(group["lr"]))
-        return Gradients(rows, lrs, skip)
+        return Gradients(looked_up, lrs, skip)
 
 
 def _groups(tables: RemoteTables) -> list[dict[str, Any]]:

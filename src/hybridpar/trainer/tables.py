@@ -14,14 +14,19 @@ from torch import Tensor
 
 from hybridpar.errors import SpecError
 from hybridpar.features import FeatureValue, check
-from hybridpar.messages import WEIGHT, ModelRequest, Pooled
+from hybridpar.kernels import pool_rows
+from hybridpar.messages import WEIGHT, Lookups, ModelRequest, Pooled, SlabLookup, SlabPush
 from hybridpar.optim import SparseOptimizerSettings
 from hybridpar.sharding import Placement, Shard
+from hybridpar.shared_memory import Outbox, as_tensor, attach, new_segment
 from hybridpar.specs import RemoteEmbeddingSpec
 from hybridpar.trainer.context import TrainerContext
+from hybridpar.trainer.looked_up import LookedUp
 from hybridpar.trainer.routing import RoutedBatch, Router
+from hybridpar.trainer.stopwatch import ROWS, SERVERS, Stopwatch
 from hybridpar.transport import Peer, Reply
 
+PUSHES_UNDER_WAY = 2  # so many pushes to a server may be unanswered while the next is made
 _READ_BYTES = 16 << 20  # rows are read in pieces of about this size
 
 
@@ -53,6 +58,11 @@ class RemoteTables:
         )
         self.servers = {rank: ctx._servers[rank] for rank in sorted(used)}
         self._router = Router(request.specs, placed.plan, ctx.rank)
+        self.stopwatch = Stopwatch()
+        self._weights: dict[tuple[int, int], Tensor] = {}  # by server and slab: what is read here
+        self._outboxes: dict[int, Outbox] = {}
+        if ctx._shares_memory:
+            self._share_memory()
 
     @property
     def master(self) -> Peer:
@@ -75,23 +85,92 @@ class RemoteTables:
     def lookup(self, batch: RoutedBatch) -> list[Pooled]:
         """Ask every server for a batch's rows as they are now."""
         self.ctx.step = self.ctx.step or 0
-        return self.wait(self.send_lookups("lookup", batch))
+        return self.wait(batch, self.send_lookups("lookup", batch))
 
     def send_lookups(self, method: str, batch: RoutedBatch, *args: object) -> dict[int, Reply]:
         """Send a batch's lookups to the servers; their replies to be, by server."""
         return {
-            rank: server.send(method, self.model_id, *args, batch.lookups[rank])
+            rank: server.send(method, self.model_id, *args, self.asked(batch, rank))
             for rank, server in self.servers.items()
         }
 
-    def wait(self, replies: Mapping[int, Reply]) -> list[Pooled]:
+    def wait(self, batch: RoutedBatch, replies: Mapping[int, Reply]) -> list[Pooled]:
         """Every server's answer to a batch's lookups, in the order of all servers."""
         answers: dict[int, Pooled] = {rank: reply.wait() for rank, reply in replies.items()}
-        return self.by_server(answers)
+        return self.completed(batch, answers)
 
-    def by_server(self, answers: Mapping[int, Pooled]) -> list[Pooled]:
-        """Answers in the order of all servers; one that holds nothing answers nothing."""
-        return [answers.get(rank, Pooled(())) for rank in range(len(self.plan.slabs))]
+    def asked(self, batch: RoutedBatch, server: int) -> Lookups:
+        """What a server is asked for a batch: all but what is read here."""
+        lookups = batch.lookups[server]
+        if not self._weights:
+            return lookups
+        return lookups._replace(
+            slabs=tuple(
+                None if (server, slab) in self._weights else lookup
+                for slab, lookup in enumerate(lookups.slabs)
+            )
+        )
+
+    def completed(self, batch: RoutedBatch, answers: Mapping[int, Pooled]) -> list[Pooled]:
+        """The servers' answers, with the rows that are read here; in the order of all servers."""
+        self.stopwatch.lap(SERVERS)
+        pooled = [answers.get(rank, Pooled(())) for rank in range(len(self.plan.slabs))]
+        rows = {server: list(pooled[server].slabs) for server, _ in self._weights}
+        for (server, slab), weight in self._weights.items():
+            lookup = batch.lookups[server].slabs[slab]
+            if lookup is not None:
+                rows[server][slab] = pool_rows(weight, lookup.indices, lookup.offsets)
+        for server, slabs in rows.items():
+            pooled[server] = pooled[server]._replace(slabs=tuple(slabs))
+        self.stopwatch.lap(ROWS)
+        return pooled
+
+    def begin_push(self) -> None:
+        """What :meth:`pushes` makes from now on goes with one call a server."""
+        for outbox in self._outboxes.values():
+            outbox.begin()
+
+    def pushes(self, looked_up: LookedUp, *, remembered: bool) -> list[SlabPush]:
+        """The gradient of what was looked up of one slab, as it is sent.
+
+        Args:
+            looked_up: what was looked up, with its gradient.
+            remembered: whether the server was asked for it, and remembers the ids.
+        """
+        server, slab = looked_up.server, looked_up.slab
+        wire, outbox = self.request.wire_dtype, self._outboxes.get(server)
+        if not looked_up.is_whole:  # the loss left some out: the others go each with its own ids
+            return [
+                SlabPush(piece.lookup(), grad.to(wire))
+                for piece, grad in zip(looked_up.pieces, looked_up.gradients(), strict=True)
+                if grad is not None
+            ]
+        lookup = looked_up.batch.lookups[server].slabs[slab]
+        assert lookup is not None
+        grads = looked_up.joined(outbox, wire if outbox is None else torch.float32)
+        if (server, slab) not in self._weights:
+            return [SlabPush(looked_up.batch.number if remembered else lookup, grads)]
+        if outbox is not None:
+            offsets = None if lookup.offsets is None else outbox.put(lookup.offsets)
+            lookup = SlabLookup(outbox.put(lookup.indices), offsets)
+        return [SlabPush(lookup, grads)]
+
+    def _share_memory(self) -> None:
+        """Read here the tables of servers on this machine, and have them read gradients here."""
+        probe = new_segment(1)
+        if probe is None:
+            return
+        for rank, server in self.servers.items():
+            handles = server.call("share", self.model_id, probe.handle)
+            if handles is None:  # on another machine
+                continue
+            self._outboxes[rank] = Outbox(PUSHES_UNDER_WAY + 1)
+            for slab, handle in enumerate(handles):
+                memory = None if handle is None else attach(handle)
+                if memory is not None:
+                    layout = self.plan.slabs[rank][slab]
+                    shape = layout.num_rows, layout.kind.num_columns
+                    self._weights[rank, slab] = as_tensor(memory, shape, layout.kind.dtype)
 
     def read(self, table: str, what: str, ids: Tensor | None = None) -> Tensor:
         """Logical rows of a table's weight or optimizer state: (U, its width), on the CPU."""
@@ -130,10 +209,16 @@ class RemoteTables:
             return {self.plan.modules[table]}
         return {shard.server for shard in self.plan.placements[table].shards}
 
+    def server_timings(self) -> dict[str, dict[str, float]]:
+        """For each server's name, seconds since the model was made, by phase."""
+        return {s.name: s.call("timings", self.model_id) for s in self.servers.values()}
+
     def release(self) -> None:
         """Let the servers free the model, once every trainer has asked for it."""
-        for server in self.servers.values():
-            server.call("release", self.model_id, self.ctx.rank)
+        for rank, server in self.servers.items():
+            outbox = self._outboxes.get(rank)
+            name = None if outbox is None else outbox.name
+            server.call("release", self.model_id, self.ctx.rank, name)
 
     def _spec(self, name: str) -> RemoteEmbeddingSpec:
         if name not in self.specs:

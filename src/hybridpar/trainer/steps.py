@@ -1,0 +1,193 @@
+"""`Steps`: one trainer's steps through an epoch; read `run` and down for one of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from hybridpar.errors import InputError
+from hybridpar.trainer.amp import MixedPrecision
+from hybridpar.trainer.batches import to_device
+from hybridpar.trainer.context import TrainerContext
+from hybridpar.trainer.dense import DenseHalf
+from hybridpar.trainer.exchange import Round
+from hybridpar.trainer.model import HybridModel
+from hybridpar.trainer.profile import Profiler
+from hybridpar.trainer.progress import Progress
+from hybridpar.trainer.routing import RoutedBatch
+from hybridpar.trainer.sparse_optimizer import SparseOptimizer
+from hybridpar.trainer.stopwatch import (
+    BACKWARD,
+    BATCHES,
+    DENSE,
+    FORWARD,
+    PUSH,
+    ROUTE,
+    ROWS,
+    SERVERS,
+)
+
+Batch = TypeVar("Batch")
+Losses: TypeAlias = "Tensor | Mapping[str, Tensor]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(Generic[Batch]):
+    """Takes the steps of an epoch, in step with the other trainers.
+
+    Attributes:
+        model: the model, connected.
+        ctx: this trainer's context.
+        loss: from (output, batch) to a scalar, or several by name.
+        dense_optimizer: the dense half's, if it has parameters.
+        sparse_optimizer: the tables'.
+        dense: the dense half under DDP.
+        precision: autocast and loss scaling.
+        schedulers: stepped after every step.
+        accumulate: batches a step.
+        clip_norm: the dense gradient's largest norm.
+        clip_value: the dense gradient's largest entry.
+    """
+
+    model: HybridModel[Batch]
+    ctx: TrainerContext
+    loss: Callable[[Any, Batch], Losses]
+    dense_optimizer: torch.optim.Optimizer | None
+    sparse_optimizer: SparseOptimizer
+    dense: DenseHalf
+    precision: MixedPrecision
+    schedulers: Sequence[LRScheduler]
+    accumulate: int
+    clip_norm: float | None
+    clip_value: float | None
+
+    def run(
+        self, stream: Iterator[Batch], progress: Progress, profiler: Profiler | None
+    ) -> tuple[int, ...]:
+        """Take a step with all trainers that have a batch, until none has.
+
+        Two steps' batches are looked at ahead: the next one's rows may be fetched with the
+        gradients of the one under way, and the ids of the one after that are checked and split
+        while the servers update.
+
+        Returns:
+            The ranks of the last step, whose dense half is the newest.
+        """
+        exchange = self.model._connected_exchange
+        self.sparse_optimizer.zero_grad()  # of an epoch that an error cut short, say
+        group = self._next_group(stream, ahead=0)
+        current = exchange.open(group[0][1] if group else None)
+        following = self._next_group(stream, ahead=1)
+        while group:
+            exchange.announce(following[0][1] if following else None)
+            loss, pushed = self._backward(group, current)
+            progress.add(loss)
+            skip = self._step_dense(current.active)
+            self._lap(DENSE)
+            progress.skipped += skip
+            if not pushed:
+                self._push(skip=skip)
+            for scheduler in self.schedulers:
+                scheduler.step()
+            after = self._next_group(stream, ahead=2)
+            current = exchange.complete()
+            self._lap(SERVERS)
+            if profiler is not None:
+                profiler.note_all_reduce(self.dense.over(current.active))
+            group, following = following, after
+        return exchange.close()
+
+    def _next_group(
+        self, stream: Iterator[Batch], *, ahead: int
+    ) -> list[tuple[Batch, RoutedBatch]]:
+        """The batches of one step, each with its ids checked and split by server."""
+        batches = list(itertools.islice(stream, self.accumulate))
+        self._lap(BATCHES)
+        group = [(batch, self.model._route(batch, ahead=ahead)) for batch in batches]
+        self._lap(ROUTE)
+        return group
+
+    def _backward(
+        self, group: list[tuple[Batch, RoutedBatch]], current: Round
+    ) -> tuple[Tensor, bool]:
+        """Forward, loss and backward; DDP averages the dense gradients in the last of them.
+
+        Returns:
+            The mean loss; and whether the gradients were pushed from within backward, as they are
+            where nothing more happens to them.
+        """
+        module = self.dense.over(current.active)
+        if self.dense_optimizer is not None:
+            self.dense_optimizer.zero_grad()
+        exchange = self.model._connected_exchange
+        losses, pushed = [], False
+
+        def push() -> None:
+            nonlocal pushed
+            self._lap(BACKWARD)
+            self._push()
+            pushed = True
+
+        may_push = self.precision.scaler is None and not exchange.clips_norms
+        for number, (batch, routed) in enumerate(group):
+            last = number == len(group) - 1
+            pooled = current.pooled if number == 0 else exchange.lookup(routed)
+            embeddings = self.model._embed(routed, pooled, batch)
+            self._lap(ROWS)
+            if self.ctx.device.type != "cpu":
+                batch = to_device(batch, self.ctx.device)
+            with nullcontext() if last else self.dense.no_sync(current.active):
+                with self.precision.autocast():
+                    loss = self._total(self.loss(module(embeddings, batch), batch))
+                self._lap(FORWARD)
+                with self.sparse_optimizer.when_complete(push if last and may_push else None):
+                    self.precision.scale(loss / len(group)).backward()  # type: ignore[no-untyped-call]
+            self._lap(BACKWARD)
+            losses.append(loss.detach())
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean(), pushed
+
+    def _push(self, *, skip: bool = False) -> None:
+        """Send the step's gradients to the servers."""
+        self.model._connected_exchange.send(self.sparse_optimizer.gradients(skip=skip))
+        self.sparse_optimizer.pushed()
+        self._lap(PUSH)
+
+    def _total(self, losses: Losses) -> Tensor:
+        """The scalar to train on."""
+        parts = list(losses.values()) if isinstance(losses, Mapping) else [losses]
+        if not parts:
+            raise InputError(f"The loss on {self.ctx.name} named no loss. Return one at least.")
+        for part in parts:
+            if not isinstance(part, Tensor) or part.numel() != 1:
+                got = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else type(part)
+                raise InputError(
+                    f"The loss on {self.ctx.name} (step {self.ctx.step}) is of {got}. Return a "
+                    "scalar tensor, such as loss.mean(), or several by name."
+                )
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    def _step_dense(self, active: tuple[int, ...]) -> bool:
+        """Clip and step the dense half; whether the step was skipped, for the sparse half too."""
+        skip = self.precision.unscale(
+            self.dense_optimizer, self.sparse_optimizer, self.dense.group(active)
+        )
+        if self.clip_value is not None:
+            nn.utils.clip_grad_value_(self.model.parameters(), self.clip_value)
+        if self.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        self.precision.step(self.dense_optimizer, skip=skip)
+        return skip
+
+    def _lap(self, phase: str) -> None:
+        """What has passed since the last lap was this phase of the step."""
+        self.model._connected.stopwatch.lap(phase)
