@@ -43,7 +43,9 @@ def sides_of(name: str, trainers: int) -> dict[str, str]:
     sides["plain, one process"] = "plain(case, 1)"
     sides["plain, two at once"] = "plain(case, 2)"
     sides["ddp alone"] = f"ddp(case, {trainers})"
-    for sharding in ("table_wise", "row_wise", "data_parallel"):
+    # Replicated tables are reduced whole in every step: out of the question but for tiny ones.
+    shardings = ("table_wise", "row_wise") + (("data_parallel",) if name == "tutorial" else ())
+    for sharding in shardings:
         sides[f"torchrec {sharding}"] = f"torchrec(case, {trainers}, '{sharding}')"
     return sides
 
@@ -63,6 +65,30 @@ def layouts() -> dict[str, dict[str, str]]:
     return found
 
 
+def limits() -> str:
+    """What is not a step's time: the start of a world, and memory."""
+    lines = [
+        "### start and memory",
+        "",
+        "| what | figures of each round |",
+        "|---|---|",
+    ]
+    starts = [run_call("", "start()", 300) for _ in range(3)]
+    lines.append(
+        "| from `launch` to the first step's end, 2 trainers, 1 server, warm forkserver | "
+        + ", ".join(f"{seconds:.2f} s" for seconds in starts)
+        + " |"
+    )
+    for case in ("large", "adagrad", "rows-1e7"):
+        held, server, trainer = run_call(case, "memory(case)", 600)
+        lines.append(
+            f"| {case}: a server's memory, table and state {held:.0f} MB | {server:.0f} MB; the "
+            f"limit of 1.05 times that and 250 MB is {1.05 * held + 250:.0f} MB |"
+        )
+        lines.append(f"| {case}: a trainer's own memory after 50, 100, 300 steps | {trainer} MB |")
+    return "\n".join(lines) + "\n"
+
+
 def missing(side: str) -> str:
     """Why a side cannot run here; empty if it can."""
     needs = {"tutorial": "numpy", "torchrec": "torchrec"}
@@ -74,11 +100,17 @@ def missing(side: str) -> str:
 
 def run_once(case: str, call: str, limit_s: float) -> float:
     """Median milliseconds a step of one side, run in processes of its own."""
+    per_process = run_call(case, call, limit_s)
+    return 1000 * max(statistics.median(times) for times in per_process)
+
+
+def run_call(case: str, call: str, limit_s: float) -> Any:
+    """What a call of `sides` returns, made in a process of its own."""
     code = (
         "if __name__ == '__main__':\n"
         "    import json, sys\n"
         "    from cases import CASES\n"
-        "    from sides import ddp, hybridpar, plain, torchrec, tutorial\n"
+        "    from sides import ddp, hybridpar, memory, plain, start, torchrec, tutorial\n"
         f"    case = CASES.get({case!r})\n"
         f"    json.dump({call}, open(sys.argv[1], 'w'))\n"
     )
@@ -92,11 +124,10 @@ def run_once(case: str, call: str, limit_s: float) -> float:
         )  # fmt: skip
         if done.returncode:
             raise RuntimeError(done.stderr.strip().splitlines()[-1])
-        per_process = json.loads(out.read_text())
+        return json.loads(out.read_text())
     finally:
         script.unlink(missing_ok=True)
         out.unlink(missing_ok=True)
-    return 1000 * max(statistics.median(times) for times in per_process)
 
 
 def compare(case: str, sides: dict[str, str], rounds: int) -> dict[str, list[float]]:
@@ -190,7 +221,8 @@ def main() -> None:
 
     extra = layouts()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--case", action="append", choices=[*CASES, *extra], help="only this one")
+    known = [*CASES, *extra, "limits"]
+    parser.add_argument("--case", action="append", choices=known, help="only this one")
     parser.add_argument("--side", action="append", help="only sides whose names begin so")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trainers", type=int, default=2)
@@ -199,7 +231,10 @@ def main() -> None:
     arguments = parser.parse_args()
     print(machine(), "\n")
     everything: dict[str, dict[str, list[float]]] = {}
-    for case in arguments.case or [*CASES, *extra]:
+    for case in arguments.case or known:
+        if case == "limits":
+            print(limits(), flush=True)
+            continue
         sides: dict[str, Any] = extra.get(case) or sides_of(case, arguments.trainers)
         if arguments.side:
             chosen = (OURS, *arguments.side)

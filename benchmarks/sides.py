@@ -12,16 +12,18 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from cases import LR, Batch, Case, DenseHalf, make_batches
+from cases import CASES, LR, Batch, Case, DenseHalf, make_batches
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hybridpar as hp
+from hybridpar.shared_memory import new_segment
 
 Times = list[float]  # seconds of each timed step
 WARM_UP = 20
@@ -89,6 +91,69 @@ def hybridpar(case: Case, trainers: int, servers: int, consistency: str) -> list
     roles = hp.Roles(trainers=trainers, servers=servers)
     launcher = hp.RoleLauncher(roles, num_threads=1, device="cpu")
     return launcher.run(train_hybridpar, (case, consistency))
+
+
+def train_first_step(ctx: hp.TrainerContext) -> float:
+    case = CASES["tutorial"]
+    loop = hp.TrainerLoop(
+        Model(case), ctx,
+        loss=lambda output, batch: F.cross_entropy(output, batch.target),
+        dense_optimizer=lambda params: torch.optim.SGD(params, lr=LR),
+        sparse_optimizer=hp.optim.SGD(lr=LR),
+    )  # fmt: skip
+    loop.fit(make_batches(case, ctx.rank, count=1))
+    return time.time()
+
+
+def start() -> float:
+    """Seconds from `launch` to the end of the first step, by a forkserver that is warm."""
+    roles = hp.Roles(trainers=2, servers=1)
+    hp.launch(train_first_step, roles=roles, device="cpu")
+    started = time.time()
+    return max(hp.launch(train_first_step, roles=roles, device="cpu")) - started
+
+
+def train_and_look(ctx: hp.TrainerContext, case: Case) -> tuple[list[float], list[float]]:
+    """Megabytes of each server, and of this trainer after some steps."""
+    settings = hp.optim.RowWiseAdagrad(lr=LR) if case.row_wise_adagrad else hp.optim.SGD(lr=LR)
+    loop = hp.TrainerLoop(
+        Model(case), ctx,
+        loss=lambda output, batch: F.cross_entropy(output, batch.target),
+        dense_optimizer=lambda params: torch.optim.SGD(params, lr=LR),
+        sparse_optimizer=settings,
+    )  # fmt: skip
+    batches = make_batches(case, ctx.rank)
+    own = []
+    for steps in (50, 50, 200):
+        loop.fit(batches[n % len(batches)] for n in range(steps))
+        own.append(megabytes(os.getpid(), "RssAnon"))
+    return [megabytes(pid, "VmRSS") for pid in server_ids(loop)], own
+
+
+def server_ids(loop: hp.TrainerLoop[Batch]) -> list[int]:
+    """The processes whose memory this trainer reads the tables from."""
+    tables, probe = loop.model._connected, new_segment(1)
+    assert probe is not None
+    shared = [
+        server.call("share", tables.model_id, probe.handle) for server in tables.servers.values()
+    ]
+    return [handles[0].pid for handles in shared]
+
+
+def megabytes(pid: int, what: str) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(what + ":"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def memory(case: Case) -> tuple[float, float, str]:
+    """Megabytes that the tables and their state take, a server, and a trainer."""
+    launcher = hp.RoleLauncher(hp.Roles(trainers=2, servers=1), num_threads=1, device="cpu")
+    servers, own = launcher.run(train_and_look, (case,))[0]
+    width = case.dim + (1 if case.row_wise_adagrad else 0)
+    held = case.tables * case.rows * width * 4 / 2**20
+    return held, servers[0], ", ".join(f"{value:.0f}" for value in own)
 
 
 # -- one process, plain torch ----------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeAlias
 
@@ -20,6 +20,7 @@ from hybridpar.features import bag_lengths
 from hybridpar.kernels import gather_rows
 from hybridpar.messages import SlabLookup, SlabPush
 
+_CACHED_VALUES = 1 << 18  # of float32: a megabyte
 _WORTH_SPLITTING = 8192  # ids from which two threads beat one
 
 
@@ -34,16 +35,22 @@ class BagGradients(NamedTuple):
     bags: Tensor | None
     grads: Tensor
 
-    def summed(self) -> tuple[Tensor, Tensor]:
-        """The distinct rows (U,), and the sum of each one's gradients (U, D).
+    def summed(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The distinct rows, and the sum of each one's gradients: some (U,) and (U, D) at a time.
 
-        Repeats are summed in the order of ``indices``, whatever the number of threads.
+        Repeats are summed in the order of ``indices``, whatever the number of threads. What is done
+        with some rows stays in the cache, and little memory is held.
         """
         ordered, order = torch.sort(self.indices, stable=True)
         rows, counts = torch.unique_consecutive(ordered, return_counts=True)
         bags = order if self.bags is None else self.bags[order]
         starts = counts.cumsum(0) - counts
-        return rows, F.embedding_bag(bags, self.grads, starts, mode="sum")
+        some = max(1, _CACHED_VALUES // self.grads.shape[1])
+        for first in range(0, len(rows), some):
+            last = first + some
+            begin, end = int(starts[first]), int(starts[last]) if last < len(rows) else len(bags)
+            own = starts[first:last] - begin
+            yield rows[first:last], F.embedding_bag(bags[begin:end], self.grads, own, mode="sum")
 
     def between(self, start: int, end: int) -> BagGradients:
         """The gradients of the ids from one position to another."""

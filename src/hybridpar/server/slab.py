@@ -108,8 +108,11 @@ class Slab:
     def _apply_rule(
         self, gradients: Sequence[BagGradients], lr: float, t: int, factor: float
     ) -> None:
-        rows, grads = joined(gradients).summed()
-        grads.mul_(factor)
+        for rows, grads in joined(gradients).summed():
+            self._step_rows(rows, grads.mul_(factor), lr, t)
+
+    def _step_rows(self, rows: Tensor, grads: Tensor, lr: float, t: int) -> None:
+        """One step of some distinct rows."""
         if self._settings.clip_value is not None:
             grads.clamp_(-self._settings.clip_value, self._settings.clip_value)
         exact = self._kind.dtype == torch.float32
@@ -128,8 +131,10 @@ class Slab:
         """The squared norm of the gradient that :meth:`apply` would use."""
         if not pushes:
             return 0.0
-        _, grads = joined([of_bags(push) for push in pushes]).summed()
-        return float(grads.div_(divisor).square().sum())
+        total = 0.0
+        for _, grads in joined([of_bags(push) for push in pushes]).summed():
+            total += float(grads.div_(divisor).square().sum())
+        return total
 
     def read(self, what: str, rows: Tensor) -> Tensor:
         """Rows of the weight or of a state, as float32: (len(rows), its width)."""
