@@ -7,6 +7,7 @@ DistributedOptimizer.
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import socket
@@ -386,6 +387,7 @@ def _torchrec_process(
 
 
 def torchrec(case: Case, trainers: int, sharding: str) -> list[Times]:
+    importlib.import_module("torchrec.distributed.model_parallel")  # once, for all processes
     port = free_port()
     work = [(rank, case, trainers, port, sharding) for rank in range(trainers)]
     return in_processes(_torchrec_process, work)
@@ -401,7 +403,7 @@ def free_port() -> int:
 
 def in_processes(target: Callable[..., None], work: list[tuple[Any, ...]], limit_s: float = 300):
     """What each process sent back, from as many at once as there is work."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # torch is imported once
     pipes, processes = [], []
     for args in work:
         ours, theirs = context.Pipe(duplex=False)
