@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -55,9 +56,11 @@ def _warm_forkserver() -> None:
     """Start the one forkserver here, with what the worlds of the tests import."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["hybridpar", "torch._dynamo", "pytest", "worlds", "strict_warnings"]
+        ["hybridpar", "torch._dynamo", "pytest", "worlds", "struck", "strict_warnings"]
     )
-    forkserver.ensure_running()
+    with pytest.MonkeyPatch.context() as patch:  # Python 3.11 does not tell it sys.path
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        forkserver.ensure_running()
 
 
 @pytest.fixture(autouse=True)

@@ -82,6 +82,7 @@ class WorkerError(HybridParError):
         remote_traceback: the process's traceback as text; empty if it left none.
         exitcode: as in :attr:`multiprocessing.Process.exitcode`, for a process that died without
             a report; else None.
+        is_wait: whether all that is known is that it waited for another in vain.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class WorkerError(HybridParError):
         cause: str,
         remote_traceback: str = "",
         exitcode: int | None = None,
+        is_wait: bool = False,
     ) -> None:
         where = f"{role}{'' if role == 'master' else rank} (host {host}"
         where += ")" if step is None else f", step {step})"
@@ -108,6 +110,7 @@ class WorkerError(HybridParError):
         self.cause = cause
         self.remote_traceback = remote_traceback
         self.exitcode = exitcode
+        self.is_wait = is_wait
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _worker_error, (self.__dict__,)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable
 from typing import Generic, TypeVar
 
 from hybridpar.errors import PeerLostError, WaitTimeoutError
+from hybridpar.waits import waiting
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -61,7 +62,8 @@ class Gather(Generic[Item, Result]):
                 self._last_completed = time.monotonic()
                 self._changed.notify_all()
             else:
-                self._wait(key, round_, expected)
+                with waiting(lambda: self._missing(key, round_, expected)):
+                    self._wait(key, round_, expected)
                 if round_.error is not None:
                     self._rounds.pop(key, None)  # whoever still comes shall not complete it
         if round_.error is not None:
@@ -79,6 +81,15 @@ class Gather(Generic[Item, Result]):
         with self._changed:
             self._gone[rank] = why
             self._changed.notify_all()
+
+    def _missing(
+        self,
+        key: Hashable,
+        round_: _Round[Item, Result],
+        expected: Callable[[], Collection[int]],
+    ) -> str:
+        names = ", ".join(f"trainer{rank}" for rank in sorted(set(expected()) - set(round_.items)))
+        return f"{names} to come to {key}"
 
     def _complete(self, round_: _Round[Item, Result]) -> None:
         try:

@@ -28,6 +28,7 @@ from hybridpar.frames import (
     send_packed,
     unpack,
 )
+from hybridpar.waits import waiting
 
 Handler = Callable[[str, str, tuple[Any, ...]], object]
 """Called with (peer, method, arguments); what it returns is the answer."""
@@ -140,12 +141,12 @@ class Listener:
                 return False
             method, args = call
             answer = pack(self._handler(peer, method, args))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the caller's to see
+        except BaseException as error:  # noqa: BLE001 - sys.exit too is the caller's to see
             answer = pack(self._failure(error))
         send_packed(connection, answer)
         return True
 
-    def _failure(self, error: Exception) -> _Failure:
+    def _failure(self, error: BaseException) -> _Failure:
         kind = type(error).__name__
         if isinstance(error, RemoteError):  # keep the first origin of a failure passed on
             return _Failure(kind, error.origin, error.cause, error.remote_traceback)
@@ -173,6 +174,7 @@ class Peer:
         self, name: str, address: tuple[str, int], *, me: str, token: bytes, timeout_s: float
     ) -> None:
         self.name = name
+        self.about = ""  # what is asked of it, for whoever looks into a hang
         self._timeout_s = timeout_s
         self._pending: deque[Reply] = deque()
         welcome = b""
@@ -246,7 +248,8 @@ class Peer:
     def _receive_until(self, reply: Reply) -> None:
         while not reply.done:
             first = self._pending[0]
-            first.value = self._guard(first.method, lambda: receive(self._socket))
+            with waiting(first.describe):
+                first.value = self._guard(first.method, lambda: receive(self._socket))
             first.done = True
             self._pending.popleft()
 
@@ -275,6 +278,10 @@ class Reply:
         self.little = little
         self.done = False
         self.value: object = None
+
+    def describe(self) -> str:
+        """What is waited for, for whoever looks into a hang."""
+        return f"{self._peer.name} to answer '{self.method}'{self._peer.about}"
 
     def wait(self, *, patiently: bool = False) -> Any:
         """The answer, waited for.

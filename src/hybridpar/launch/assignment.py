@@ -21,6 +21,7 @@ class Assignment:
         timeout_s: longest wait for another process, in seconds.
         device: ``"cpu"`` or ``"cuda"``.
         num_threads: torch's threads in this process.
+        attempt: how often the job has been restarted before.
         share_memory: whether trainers read the memory of servers on their machine.
         environment: the launcher's environment variables.
         work: for a trainer, the pickled (train function, arguments).
@@ -35,6 +36,7 @@ class Assignment:
     timeout_s: float
     device: str
     num_threads: int
+    attempt: int
     share_memory: bool
     environment: dict[str, str]
     work: bytes
@@ -43,6 +45,25 @@ class Assignment:
     def name(self) -> str:
         """The process's name."""
         return process_name(self.role, self.rank)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Status:
+    """What a process does just now.
+
+    Attributes:
+        name: its name.
+        pid: its process id.
+        step: the training step it is in, if any.
+        waits: what its threads wait for in other processes, a sentence each.
+        stacks: the Python stack of each of its threads.
+    """
+
+    name: str
+    pid: int
+    step: int | None
+    waits: list[str]
+    stacks: list[str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +79,7 @@ class Report:
         origin: name of the process in which the failure began.
         consequence: whether the failure is likely another process's: a lost peer, or a wait in
             vain.
+        waited: whether it is a wait in vain.
     """
 
     host: str
@@ -67,3 +89,4 @@ class Report:
     remote_traceback: str = ""
     origin: str = ""
     consequence: bool = False
+    waited: bool = False

@@ -14,7 +14,7 @@ End = tuple[Assignment, Report | None, int | None]
 
 
 def choose_failure(
-    ends: Mapping[str, End], assignments: Mapping[str, Assignment]
+    ends: Mapping[str, End], assignments: Mapping[str, Assignment], step: int | None = None
 ) -> WorkerError | None:
     """The error to raise for processes that have ended; None if all ended well.
 
@@ -24,6 +24,7 @@ def choose_failure(
     Args:
         ends: the processes that have ended, by name, in the order in which they did.
         assignments: all processes of the job, by name.
+        step: the step that the others were in, as far as they could tell.
     """
     own = [end for end in ends.values() if end[1] and end[1].cause and not end[1].consequence]
     silent = [end for end in ends.values() if end[1] is None]
@@ -31,7 +32,7 @@ def choose_failure(
     for assignment, report, exitcode in [*own, *silent, *consequences]:
         if report is None:
             steps = [end[1].step for end in consequences if end[1] and end[1].step is not None]
-            return _died(assignment, exitcode, max(steps, default=None))
+            return _died(assignment, exitcode, max(steps, default=step))
         origin = assignments.get(report.origin, assignment)
         return WorkerError(
             role=origin.role,
@@ -40,12 +41,18 @@ def choose_failure(
             step=report.step,
             cause=report.cause,
             remote_traceback=report.remote_traceback,
+            is_wait=report.waited,
         )
     return None
 
 
 def _died(assignment: Assignment, exitcode: int | None, step: int | None) -> WorkerError:
-    if exitcode is not None and exitcode < 0:
+    if exitcode is None:
+        cause = (
+            "hangs: it has been stopped, by SIGSTOP or a debugger, and the others wait for it. "
+            "Debugging on purpose? Raise heartbeat_limit_s of the launcher."
+        )
+    elif exitcode < 0:
         cause = f"was killed by {signal.Signals(-exitcode).name}"
         if exitcode == -signal.SIGKILL:
             cause += " (by hand, or by the system because memory ran out)"

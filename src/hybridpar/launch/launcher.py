@@ -9,25 +9,20 @@ import multiprocessing.connection
 import os
 import pickle
 import secrets
-import signal
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
-from hybridpar.errors import SpecError, TrainFunctionError
-from hybridpar.launch import worker
-from hybridpar.launch.assignment import Assignment, Report
-from hybridpar.launch.failure import choose_failure
+from hybridpar.errors import SpecError, TrainFunctionError, WorkerError
+from hybridpar.launch.assignment import Assignment
+from hybridpar.launch.doctor import Desk
+from hybridpar.launch.members import Member, end_all, start
 from hybridpar.launch.roles import Roles, process_name
+from hybridpar.launch.watch import Watch
 
 Result = TypeVar("Result")
 StartMethod = Literal["forkserver", "spawn"]
@@ -36,8 +31,6 @@ Device = Literal["cpu", "cuda"]
 _logger = logging.getLogger("hybridpar")
 _PRELOAD = ["hybridpar", "torch._dynamo"]  # optimizers and DDP import _dynamo when first used
 _LOOPBACK = "127.0.0.1"
-_SETTLE_S = 0.5  # after a first failure, how long the true cause may take to show
-_TERM_S = 1.0  # how long a process may take to end after SIGTERM
 
 
 def launch(
@@ -46,6 +39,7 @@ def launch(
     roles: Roles | Mapping[str, int],
     args: Sequence[object] = (),
     device: Device | None = None,
+    max_restarts: int = 0,
 ) -> list[Result]:
     """Run ``train`` in every trainer of a job on this machine, and return what it returned.
 
@@ -61,6 +55,9 @@ def launch(
         args: more arguments for ``train``; they are pickled.
         device: where the dense half runs: ``"cpu"``, or ``"cuda"``, a device a trainer; None takes
             CUDA where there is a device for every trainer.
+        max_restarts: how often to start the whole job anew after a failure. ``train`` is called
+            again from its beginning, with ``ctx.attempt`` one higher, so it should go on from
+            what it has saved.
 
     Returns:
         Each trainer's result, in rank order.
@@ -76,7 +73,7 @@ def launch(
         >>> launch(train, roles=Roles(trainers=2, servers=1))  # doctest: +SKIP
         [0, 1]
     """
-    return RoleLauncher(roles, device=device).run(train, args)
+    return RoleLauncher(roles, device=device, max_restarts=max_restarts).run(train, args)
 
 
 class RoleLauncher:
@@ -94,6 +91,11 @@ class RoleLauncher:
         share_memory: whether trainers read the tables of servers on this machine themselves, and
             servers the trainers' gradients; False sends everything by socket, as between machines.
 
+        max_restarts: as in :func:`launch`.
+        heartbeat_s: how often the launcher looks whether a process is stopped, in seconds.
+        heartbeat_limit_s: how long a process may be stopped before the job fails because of it. One
+            that merely takes long is no failure.
+
     Raises:
         SpecError: if a setting is wrong.
     """
@@ -107,6 +109,9 @@ class RoleLauncher:
         timeout_s: float = 1800.0,
         num_threads: int | None = None,
         share_memory: bool = True,
+        max_restarts: int = 0,
+        heartbeat_s: float = 1.0,
+        heartbeat_limit_s: float = 5.0,
     ) -> None:
         self.roles = Roles.of(roles)
         self.device = device or _best_device(self.roles.trainers)
@@ -116,19 +121,37 @@ class RoleLauncher:
         self.num_threads = num_threads or _threads_each(len(self.roles.names))
         if self.device == "cuda" and self.start_method == "forkserver":
             raise SpecError("CUDA cannot be used in forked processes. Use start_method='spawn'.")
-        if not (timeout_s > 0 and math.isfinite(timeout_s)):
-            raise SpecError(f"timeout_s is {timeout_s}. Give a positive number of seconds.")
+        self.max_restarts = max_restarts
+        self.heartbeat_s = heartbeat_s
+        self.heartbeat_limit_s = heartbeat_limit_s
+        for name in ("timeout_s", "heartbeat_s", "heartbeat_limit_s"):
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise SpecError(f"{name} is {value}. Give a positive number of seconds.")
+        if not isinstance(max_restarts, int) or max_restarts < 0:
+            raise SpecError(f"max_restarts is {max_restarts!r}. Give a whole number of at least 0.")
 
     def run(self, train: Callable[..., Result], args: Sequence[object] = ()) -> list[Result]:
         """Run one job; see :func:`launch`."""
         work = _pickled_work(train, args)
-        with self._processes(work) as members:
-            reports = _wait_for_all(members)
+        for attempt in range(self.max_restarts):
+            try:
+                return self._run_once(work, attempt)
+            except WorkerError as error:  # noqa: PERF203 - a job is no tight loop
+                _logger.warning(
+                    "restart %d of %d, because %s", attempt + 1, self.max_restarts, error
+                )
+        return self._run_once(work, self.max_restarts)
+
+    def _run_once(self, work: bytes, attempt: int) -> list[Any]:
+        with Desk() as desk, self._processes(work, attempt) as members:
+            watch = Watch(members, desk, self.heartbeat_s, self.heartbeat_limit_s)
+            reports = watch.wait_for_all()
         results = [reports[process_name("trainer", rank)] for rank in range(self.roles.trainers)]
         return [pickle.loads(report.result or b"") for report in results]
 
     @contextmanager
-    def _processes(self, work: bytes) -> Iterator[list[Member]]:
+    def _processes(self, work: bytes, attempt: int) -> Iterator[list[Member]]:
         """The job's processes, started; none of them is left when the block ends."""
         context = multiprocessing.get_context(self.start_method)
         if self.start_method == "forkserver":
@@ -137,14 +160,15 @@ class RoleLauncher:
         try:
             # Bound here, then handed to the master: no port is fixed, and none is lost meanwhile.
             with socket.create_server((_LOOPBACK, 0), backlog=128) as store_socket:
-                for assignment in self._assignments(work, store_socket.getsockname()[1]):
+                port = store_socket.getsockname()[1]
+                for assignment in self._assignments(work, attempt, port):
                     shared = store_socket if assignment.role == "master" else None
-                    members.append(_start(context, assignment, shared))
+                    members.append(start(context, assignment, shared))
             yield members
         finally:
-            _end_all(members)
+            end_all(members)
 
-    def _assignments(self, work: bytes, store_port: int) -> list[Assignment]:
+    def _assignments(self, work: bytes, attempt: int, store_port: int) -> list[Assignment]:
         token = secrets.token_bytes(32)
         return [
             Assignment(
@@ -157,113 +181,13 @@ class RoleLauncher:
                 timeout_s=self.timeout_s,
                 device=self.device,
                 num_threads=self.num_threads,
+                attempt=attempt,
                 share_memory=self.share_memory,
                 environment=dict(os.environ),
                 work=work if role == "trainer" else b"",
             )
             for role, rank in self.roles.members()
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A process of the job, as the launcher holds it."""
-
-    assignment: Assignment
-    process: BaseProcess
-    pipe: Connection
-
-    @property
-    def name(self) -> str:
-        """The process's name."""
-        return self.assignment.name
-
-
-def _start(
-    context: BaseContext, assignment: Assignment, store_socket: socket.socket | None
-) -> Member:
-    ours, theirs = context.Pipe()
-    process = context.Process(  # type: ignore[attr-defined]
-        target=worker.main, args=(assignment, theirs, store_socket), name=assignment.name
-    )
-    process.start()
-    theirs.close()
-    _logger.info("%s is process %d on this machine", assignment.name, process.pid)
-    return Member(assignment, process, ours)
-
-
-def _wait_for_all(members: list[Member]) -> dict[str, Report]:
-    """Every process's report, once all have ended well.
-
-    Raises:
-        WorkerError: as soon as one did not.
-    """
-    reports: dict[str, Report] = {}
-    running = {member.name: member for member in members}
-    ended: list[Member] = []
-    deadline = math.inf
-    while running and time.monotonic() < deadline:
-        pipes = {member.pipe: member for member in running.values()}
-        deaths = {member.process.sentinel: member for member in running.values()}
-        wait_s = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
-        for ready in multiprocessing.connection.wait([*pipes, *deaths], wait_s):
-            member = pipes.get(ready) or deaths[ready]  # type: ignore[call-overload,index]
-            if running.pop(member.name, None) is None:
-                continue  # its pipe and its end were ready at once
-            ended.append(member)
-            report = _receive(member)
-            if report is not None:
-                reports[member.name] = report
-            if report is None or report.cause:
-                deadline = min(deadline, time.monotonic() + _SETTLE_S)
-    failure = choose_failure(
-        {
-            member.name: (member.assignment, reports.get(member.name), member.process.exitcode)
-            for member in ended
-        },
-        {member.name: member.assignment for member in members},
-    )
-    if failure is not None:
-        raise failure
-    return reports
-
-
-def _receive(member: Member) -> Report | None:
-    """The report of a process that is ending; None if it ended without one."""
-    try:
-        if not member.pipe.poll():  # a child of its own may hold the pipe open: no end of file
-            raise EOFError
-        report = pickle.loads(member.pipe.recv_bytes())
-    except (EOFError, OSError):
-        member.process.join(_TERM_S)
-        return None
-    assert isinstance(report, Report)
-    return report
-
-
-def _end_all(members: list[Member]) -> None:
-    """End every process and whatever it started: those still running are asked, then killed."""
-    for signal_number, wait_s in ((0, 0.0), (signal.SIGTERM, _TERM_S), (signal.SIGKILL, 10.0)):
-        limit = time.monotonic() + wait_s
-        for member in members:
-            if signal_number and member.process.is_alive():
-                _signal_group(member.process, signal_number)
-        for member in members:
-            member.process.join(max(0.0, limit - time.monotonic()))
-    for member in members:
-        _signal_group(member.process, signal.SIGKILL)  # what a process left behind
-        member.pipe.close()
-        member.process.close()
-
-
-def _signal_group(process: BaseProcess, signal_number: int) -> None:
-    assert process.pid is not None
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal_number)
-        return
-    if process.is_alive():  # it has not made its own group yet
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, signal_number)
 
 
 def _pickled_work(train: Callable[..., object], args: Sequence[object]) -> bytes:

@@ -24,11 +24,15 @@ from hybridpar.errors import (
     WaitTimeoutError,
     describe,
 )
-from hybridpar.launch.assignment import Assignment, Report
+from hybridpar.launch.assignment import Assignment, Report, Status
+from hybridpar.launch.doctor import own_status
 from hybridpar.launch.rendezvous import connect, connect_servers, listen, open_store
 from hybridpar.master import Master
 from hybridpar.server.parameter_server import ParameterServer
 from hybridpar.trainer.context import TrainerContext
+from hybridpar.waits import waits
+
+ASK_STATUS = b"status"  # what the launcher sends for a `Status`
 
 
 def main(assignment: Assignment, launcher: Connection, store_socket: socket.socket | None) -> None:
@@ -38,8 +42,9 @@ def main(assignment: Assignment, launcher: Connection, store_socket: socket.sock
     need in order to end: a deadlock now and then (torch 2.13), so the process leaves by os._exit.
     """
     _settle_in(assignment)
-    threading.Thread(target=_die_with, args=(launcher,), daemon=True).start()
     where = _Where()
+    line = _Line(launcher)
+    threading.Thread(target=_heed, args=(line, assignment.name, where), daemon=True).start()
     try:
         result = _play(assignment, store_socket, where)
         report = Report(host=socket.gethostname(), step=where.step, result=result)
@@ -48,7 +53,7 @@ def main(assignment: Assignment, launcher: Connection, store_socket: socket.sock
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # a closed stream must not cost the report
             stream.flush()
-    launcher.send_bytes(pickle.dumps(report))
+    line.send(report)
     os._exit(1 if report.cause else 0)
 
 
@@ -64,16 +69,32 @@ def _settle_in(assignment: Assignment) -> None:
     torch.seed()  # processes forked from one server would draw the same numbers
 
 
-def _die_with(launcher: Connection) -> None:
-    """End this process and its children when the launcher's end of the pipe closes."""
+class _Line:
+    """The pipe to the launcher, for two threads."""
+
+    def __init__(self, launcher: Connection) -> None:
+        self._launcher = launcher
+        self._lock = threading.Lock()
+
+    def send(self, message: Report | Status) -> None:
+        with self._lock:
+            self._launcher.send_bytes(pickle.dumps(message))
+
+    def receive(self) -> bytes:
+        return self._launcher.recv_bytes()
+
+
+def _heed(line: _Line, name: str, where: _Where) -> None:
+    """Say what this process does when the launcher asks; end with it when its pipe closes."""
     try:
-        launcher.recv_bytes()
+        while line.receive() == ASK_STATUS:
+            line.send(own_status(name, where.step, waits()))
     except (EOFError, OSError):
         os.killpg(0, signal.SIGKILL)
 
 
 class _Where:
-    """Lets the report name the step that a failure happened in."""
+    """Lets reports name the step that this process is in."""
 
     context: TrainerContext | None = None
 
@@ -129,6 +150,7 @@ def _play_trainer(assignment: Assignment, store: Store, where: _Where) -> bytes:
         master=master,
         servers=servers,
         shares_memory=assignment.share_memory,
+        attempt=assignment.attempt,
     )
     train, args = pickle.loads(assignment.work)
     result = _pickled_result(assignment.name, train(context, *args))
@@ -170,6 +192,7 @@ def _report(name: str, error: BaseException, step: int | None) -> Report:
         remote_traceback=remote or _traceback_of(error),
         origin=origin,
         consequence=_is_consequence(error),
+        waited=isinstance(error, WaitTimeoutError),
     )
 
 

@@ -17,6 +17,8 @@ class TrainerContext:
         num_trainers: how many trainers there are.
         num_servers: how many parameter servers there are.
         device: where this trainer's dense half runs.
+        attempt: how often the job has been restarted before, after a failure; see ``max_restarts``
+            of :func:`launch`.
         step: the training step under way, None before the first; errors name it.
 
     Example:
@@ -33,12 +35,14 @@ class TrainerContext:
         master: Peer,
         servers: list[Peer],
         shares_memory: bool = True,
+        attempt: int = 0,
     ) -> None:
         self.rank = rank
         self.num_trainers = num_trainers
         self.num_servers = len(servers)
         self.device = device
         self.step: int | None = None
+        self.attempt = attempt
         self._master = master
         self._servers = servers
         self._shares_memory = shares_memory

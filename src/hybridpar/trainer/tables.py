@@ -57,6 +57,9 @@ class RemoteTables:
             rank for rank, slabs in enumerate(self.plan.slabs) if slabs
         )
         self.servers = {rank: ctx._servers[rank] for rank in sorted(used)}
+        for rank, server in self.servers.items():
+            held = [name for name in self.specs if rank in self.servers_of(name)]
+            server.about = f" (tables {', '.join(held)})"
         self._router = Router(request.specs, placed.plan, ctx.rank)
         self.stopwatch = Stopwatch()
         self._weights: dict[tuple[int, int], Tensor] = {}  # by server and slab: what is read here
