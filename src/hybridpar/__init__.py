@@ -8,6 +8,7 @@ with warnings.catch_warnings():  # torch without NumPy says so at its import, an
 
 from hybridpar import optim
 from hybridpar.errors import (
+    CheckpointError,
     HybridParError,
     InputError,
     PeerLostError,
@@ -20,6 +21,7 @@ from hybridpar.errors import (
 from hybridpar.launch.launcher import RoleLauncher, launch
 from hybridpar.launch.roles import Roles
 from hybridpar.specs import RemoteEmbeddingSpec
+from hybridpar.trainer.checkpoint import Checkpoint
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.loop import TrainerLoop
 from hybridpar.trainer.model import HybridModel
@@ -29,6 +31,8 @@ from hybridpar.trainer.sparse_optimizer import SparseOptimizer
 __version__ = "0.1.0"
 
 __all__ = [
+    "Checkpoint",
+    "CheckpointError",
     "FitResult",
     "HybridModel",
     "HybridParError",

@@ -7,8 +7,11 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from hybridpar import __version__, demo
+import torch
+
+from hybridpar import __version__, checkpoint_files, demo
 from hybridpar.errors import HybridParError
 from hybridpar.launch import doctor
 from hybridpar.launch.launcher import RoleLauncher
@@ -71,6 +74,16 @@ def _parser() -> argparse.ArgumentParser:
         "job", type=_positive, nargs="?", metavar="JOB",
         help="process id of the script that called launch",
     )  # fmt: skip
+    checkpoint = commands.add_parser(
+        "checkpoint",
+        help="show what a checkpoint holds, or check it",
+        description="Show what a checkpoint holds, or compare its files with their checksums. "
+        "Given a directory with several, the newest is taken.",
+        epilog="example: hybridpar checkpoint verify runs/checkpoints",
+    )
+    checkpoint.add_argument("action", choices=["show", "verify"])
+    checkpoint.add_argument("directory", type=Path, metavar="DIR")
+    checkpoint.set_defaults(command=_checkpoint)
     return parser
 
 
@@ -79,6 +92,31 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is below 1")
     return number
+
+
+def _checkpoint(arguments: argparse.Namespace) -> int:
+    folder = checkpoint_files.newest(arguments.directory)
+    manifest = checkpoint_files.Manifest.read(folder)
+    if arguments.action == "verify":
+        for entry in manifest.all_files():
+            checkpoint_files.check(folder, entry)
+        print(f"{folder}: all {len(manifest.all_files())} files are whole")
+        return 0
+    print(folder)
+    print(f"step {manifest.step}, epoch {manifest.epoch}, batch {manifest.batches}")
+    print(f"written by {manifest.num_trainers} trainers and {manifest.num_servers} servers")
+    for name, table in manifest.tables.items():
+        width = table.embedding_dim * getattr(torch, table.dtype).itemsize
+        width += 4 * sum(table.widths.values())
+        print(
+            f"table {name}: {table.num_embeddings:,} rows of {table.embedding_dim} {table.dtype}, "
+            f"{table.optimizer}, {table.num_embeddings * width:,} bytes"
+        )
+    for name, entry in manifest.modules.items():
+        print(f"module {name}: {entry.num_bytes:,} bytes")
+    total = sum(entry.num_bytes for entry in manifest.all_files())
+    print(f"{len(manifest.all_files())} files, {total:,} bytes")
+    return 0
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ HybridParError
 ├── WaitTimeoutError     a wait reached its limit (also a TimeoutError)
 ├── PeerLostError        the process at the other end of a connection went away
 │                        (also a ConnectionError)
+├── CheckpointError      a checkpoint cannot be written, read or used
 ├── RemoteError          a call failed inside another process; carries its traceback
 └── WorkerError          what `launch` raises: which process failed, where, and why
 
@@ -48,6 +49,10 @@ class WaitTimeoutError(HybridParError, TimeoutError):
 
 class PeerLostError(HybridParError, ConnectionError):
     """The process at the other end of a connection died or closed it."""
+
+
+class CheckpointError(HybridParError):
+    """A checkpoint cannot be written, is damaged, or does not fit the model."""
 
 
 class RemoteError(HybridParError):

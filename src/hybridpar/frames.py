@@ -10,7 +10,6 @@ lies in memory which both processes see (`shared_memory.Outbox`) crosses as a re
 
 from __future__ import annotations
 
-import ctypes
 import io
 import pickle
 import socket
@@ -21,13 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hybridpar.shared_memory import reference_to, referred
+from hybridpar.shared_memory import bytes_of, reference_to, referred
 
 _LENGTHS = struct.Struct("!II")
-_WRITABLE = 0x200  # PyBUF_WRITE
-_memory = ctypes.pythonapi.PyMemoryView_FromMemory
-_memory.restype = ctypes.py_object
-_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 _MAX_PARTS = 512  # sendmsg takes at most IOV_MAX (1024 on Linux) buffers
 
 
@@ -60,7 +55,7 @@ def pack(message: object) -> Packed:
     shapes = pickle.dumps([(tensor.dtype, tuple(tensor.shape)) for tensor in pickler.tensors])
     body = buffer.getvalue()
     head = _LENGTHS.pack(len(shapes), len(body)) + shapes + body
-    parts = [memoryview(head)] + [_bytes_of(tensor) for tensor in pickler.tensors]
+    parts = [memoryview(head)] + [bytes_of(tensor) for tensor in pickler.tensors]
     return Packed([part for part in parts if len(part)], pickler.tensors)
 
 
@@ -97,7 +92,7 @@ def receive_frame(connection: socket.socket) -> tuple[bytes, list[Tensor]]:
     receive_into(connection, memoryview(head))
     tensors = [torch.empty(shape, dtype=dtype) for dtype, shape in pickle.loads(head[:num_shapes])]
     for tensor in tensors:
-        receive_into(connection, _bytes_of(tensor))
+        receive_into(connection, bytes_of(tensor))
     return bytes(head[num_shapes:]), tensors
 
 
@@ -134,12 +129,3 @@ _arriving = threading.local()  # the tensors of the message that this thread unp
 def _arrived(number: int) -> Tensor:
     tensor: Tensor = _arriving.tensors[number]
     return tensor
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """A contiguous CPU tensor's own memory (torch offers no buffer of it without NumPy)."""
-    size = tensor.numel() * tensor.element_size()
-    if size == 0:
-        return memoryview(b"")
-    view: memoryview = _memory(tensor.data_ptr(), size, _WRITABLE)
-    return view

@@ -8,6 +8,7 @@ is on another machine, there is none, and tensors cross by socket.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import mmap
 import os
@@ -22,6 +23,10 @@ from torch import Tensor
 _SECRET_BYTES = 16
 _ALIGNMENT = 64  # bytes: a cache line
 _SMALLEST = 1 << 16  # bytes of a slot's first segment
+_WRITABLE = 0x200  # PyBUF_WRITE
+_memory = ctypes.pythonapi.PyMemoryView_FromMemory
+_memory.restype = ctypes.py_object
+_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 
 
 OutboxName: TypeAlias = tuple[int, int]
@@ -204,3 +209,12 @@ def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
 def _prefer_huge_pages(memory: mmap.mmap) -> None:
     with suppress(OSError, AttributeError):  # a kernel or system without them
         memory.madvise(mmap.MADV_HUGEPAGE)
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A contiguous CPU tensor's own memory (torch offers no buffer of it without NumPy)."""
+    size = tensor.numel() * tensor.element_size()
+    if size == 0:
+        return memoryview(b"")
+    view: memoryview = _memory(tensor.data_ptr(), size, _WRITABLE)
+    return view

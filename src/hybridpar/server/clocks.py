@@ -51,6 +51,17 @@ class Clocks:
                 self._applied[rank] += 1
             self._changed.notify_all()
 
+    @property
+    def steps(self) -> int:
+        """Of the trainer that has made the most updates, how many."""
+        with self._changed:
+            return max(self._pushes.values())
+
+    def restore(self, steps: int) -> None:
+        """Count on from so many updates of every trainer."""
+        with self._changed:
+            self._pushes = dict.fromkeys(self._all, steps)
+
     def next_step(self, rank: int) -> int:
         """Which step a trainer's coming update belongs to, counted from 1 over the model's life."""
         with self._changed:

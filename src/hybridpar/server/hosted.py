@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -124,3 +126,15 @@ class HostedModule:
         state = self._module.state_dict()
         with self._lock:  # not while a step writes them
             return {name: value.detach().clone() for name, value in state.items()}
+
+    def checkpoint(self) -> dict[str, Any]:
+        """What :meth:`restore` takes."""
+        optimizer = None if self._optimizer is None else self._optimizer.state_dict()
+        return {"module": self.state_dict(), "optimizer": copy.deepcopy(optimizer)}
+
+    def restore(self, state: dict[str, Any], *, optimizer: bool) -> None:
+        """Be as a module of a checkpoint was, its optimizer's state too if asked for."""
+        with self._lock:
+            self._module.load_state_dict(state["module"])  # in place: the optimizer sees it
+            if optimizer and self._optimizer is not None:
+                self._optimizer.load_state_dict(state["optimizer"])

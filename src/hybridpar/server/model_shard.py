@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hybridpar.checkpoint_files import FileEntry, ShardEntry, read_state, write_state
 from hybridpar.messages import Lookups, Pooled, ServedModel, Update
 from hybridpar.server.gradients import RunAll, run_in_turn
 from hybridpar.server.hosted import HostedModule
+from hybridpar.server.saved_rows import SavedRows
 from hybridpar.server.slab import Slab
 from hybridpar.shared_memory import Handle
+
+
+class Written(NamedTuple):
+    """What a server has written: shards of tables, and a file a module."""
+
+    shards: list[ShardEntry]
+    modules: dict[str, FileEntry]
 
 
 class ModelShard:
@@ -28,6 +39,7 @@ class ModelShard:
         seed = f"{served.request.seed}/{served.model_id}"
         self._slabs = [Slab(layout, specs, seed) for layout in served.layouts]
         self._modules = {name: HostedModule(specs[name], seed) for name in served.modules}
+        self._held: dict[str, Any] = {}
         self._wire_dtype = served.request.wire_dtype
         self._lock = threading.Lock()
 
@@ -94,6 +106,44 @@ class ModelShard:
             else 0.0
             for index, slab in enumerate(self._slabs)
         )
+
+    def hold(self) -> None:
+        """Hold on to the values of this moment, for :meth:`write`."""
+        with self._lock:
+            for slab in self._slabs:
+                slab.hold()
+            self._held = {name: module.checkpoint() for name, module in self._modules.items()}
+
+    def write(self, folder: Path, name: str) -> Written:
+        """Write the values held into a checkpoint, while updates go on."""
+        shards = [
+            shard
+            for number, slab in enumerate(self._slabs)
+            for shard in slab.write(folder, f"{name}.slab{number}")
+        ]
+        modules = {
+            module: write_state(folder, f"{name}.module{number}.pt", state)
+            for number, (module, state) in enumerate(self._held.items())
+        }
+        self._held = {}
+        return Written(shards, modules)
+
+    def load(self, folder: Path, tables: Mapping[str, str], *, state: bool) -> None:
+        """Take tables and modules from a checkpoint.
+
+        Args:
+            folder: the checkpoint's own.
+            tables: for each table or module here, the one there that it is taken from.
+            state: whether to take the optimizers' state too.
+        """
+        source = SavedRows(folder)
+        with self._lock:
+            for slab in self._slabs:
+                slab.load(source, tables, state=state)
+            for name, module in self._modules.items():
+                if name in tables:
+                    entry = source.manifest.modules[tables[name]]
+                    module.restore(read_state(folder, entry), optimizer=state)
 
     def read(self, slab: int, what: str, rows: Tensor) -> Tensor:
         """Rows of one slab's weight or state."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -23,7 +25,7 @@ from hybridpar.messages import (
 from hybridpar.rollcall import Ranks, RollCall
 from hybridpar.server.clocks import Clocks
 from hybridpar.server.gradients import Lanes
-from hybridpar.server.model_shard import ModelShard
+from hybridpar.server.model_shard import ModelShard, Written
 from hybridpar.server.timings import Timings
 from hybridpar.shared_memory import Handle, OutboxName, attach, forget
 
@@ -97,6 +99,9 @@ class _Service:
         self._lanes = Lanes(trainers)
         self._timings = Timings()
         self._steps = 0
+        self._server = server
+        self._saver = ThreadPoolExecutor(1, thread_name_prefix="saver")
+        self._saving: Future[Written] | None = None
         self._holders = set(range(trainers))
         self._release_lock = threading.Lock()
         self.module_lrs = self._shard.module_lrs
@@ -165,6 +170,35 @@ class _Service:
     def module_state(self, name: str) -> dict[str, Tensor]:
         """A hosted module's parameters and buffers."""
         return self._shard.module_state(name)
+
+    def begin_save(self, folder: str) -> None:
+        """Hold on to the values of this moment, and begin to write them into a checkpoint."""
+        self._shard.hold()
+        self._steps_held = max(self._steps, self._clocks.steps)
+        self._saving = self._saver.submit(self._shard.write, Path(folder), self._server)
+
+    def has_saved(self) -> bool:
+        """Whether what was begun is written."""
+        return self._saving is None or self._saving.done()
+
+    def finish_save(self) -> tuple[Written, int]:
+        """What was written, when it is; and how many steps there had been."""
+        assert self._saving is not None
+        saving, self._saving = self._saving, None
+        return saving.result(), self._steps_held
+
+    def load(self, folder: str, tables: dict[str, str], steps: int | None) -> None:
+        """Take tables and modules from a checkpoint.
+
+        Args:
+            folder: the checkpoint's own.
+            tables: for each table or module here, the one there that it is taken from.
+            steps: with the optimizers' state, after how many steps it was; None takes no state.
+        """
+        self._shard.load(Path(folder), tables, state=steps is not None)
+        if steps is not None:
+            self._steps = steps
+            self._clocks.restore(steps)
 
     def timings(self) -> dict[str, float]:
         """Seconds since the model was made, by phase."""

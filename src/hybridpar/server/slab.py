@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from hybridpar.checkpoint_files import ShardEntry, write_rows
 from hybridpar.kernels import add_rows, gather_rows, pool_rows
 from hybridpar.messages import WEIGHT, SlabLookup, SlabPush
 from hybridpar.server.gradients import BagGradients, RunAll, joined, of_bags, run_in_turn
 from hybridpar.server.initial_values import fill
 from hybridpar.server.rules import is_linear, needs_rows, rule_for
+from hybridpar.server.saved_rows import SavedRows
+from hybridpar.server.snapshot import Snapshot
 from hybridpar.sharding import SlabLayout
 from hybridpar.shared_memory import Handle, Segment, as_tensor, new_segment, private_memory
 from hybridpar.specs import RemoteEmbeddingSpec
@@ -39,6 +43,8 @@ class Slab:
         self._linear = is_linear(self._settings)
         self._needs_rows = needs_rows(self._settings)
         self._starts = [part.first_row for part in layout.parts]
+        self._parts = layout.parts
+        self._snapshot: Snapshot | None = None
         self._renorm_lock = threading.Lock()
         columns = layout.kind.num_columns
         # A lookup of a table with max_norm writes, so only the server does it.
@@ -66,6 +72,8 @@ class Slab:
     def lookup(self, lookup: SlabLookup) -> Tensor:
         """The sum of each bag's rows: (B, D) float32; an empty bag gives zeros."""
         if self._kind.max_norm is not None and lookup.indices.numel():
+            if self._snapshot is not None:
+                self._snapshot.before_change(lookup.indices)
             with self._renorm_lock:  # two trainers' lookups must not scale a row twice
                 torch.embedding_renorm_(
                     self.weight, lookup.indices, self._kind.max_norm, self._kind.norm_type
@@ -95,6 +103,9 @@ class Slab:
         gradients = [gradient for gradient in map(of_bags, pushes) if len(gradient.indices)]
         if not gradients:
             return
+        if self._snapshot is not None:
+            for gradient in gradients:
+                self._snapshot.before_change(gradient.indices)
         if self._linear and self._kind.dtype == torch.float32:
             run(lambda parts: self._add(parts, -lr / divisor), gradients, self._starts)
         else:
@@ -135,6 +146,44 @@ class Slab:
         for _, grads in joined([of_bags(push) for push in pushes]).summed():
             total += float(grads.div_(divisor).square().sum())
         return total
+
+    def hold(self) -> None:
+        """Hold on to the values of this moment, for :meth:`write`."""
+        self._snapshot = Snapshot({WEIGHT: self.weight, **self.state})
+
+    def write(self, folder: Path, name: str) -> list[ShardEntry]:
+        """Write the values held, while updates go on; says what is where."""
+        assert self._snapshot is not None
+        names = {what: f"{name}.{what}" for what in (WEIGHT, *self.state)}
+        try:
+            files = write_rows(folder, names, self._snapshot.chunks())
+        finally:
+            self._snapshot = None
+        columns = self.weight.shape[1]
+        return [
+            ShardEntry(
+                part.table, part.row_shard, part.num_row_shards, part.first_column, columns,
+                part.num_rows, part.first_row, files,
+            )
+            for part in self._parts
+        ]  # fmt: skip
+
+    def load(self, source: SavedRows, tables: Mapping[str, str], *, state: bool) -> None:
+        """Take the rows of some tables from a checkpoint.
+
+        Args:
+            source: the checkpoint.
+            tables: for each table here, the one there that its rows come from.
+            state: whether to take the optimizer's state too.
+        """
+        for part in self._parts:
+            if part.table in tables:
+                own = slice(part.first_row, part.first_row + part.num_rows)
+                targets = {WEIGHT: self.weight[own]}
+                if state:
+                    targets |= {name: values[own] for name, values in self.state.items()}
+                for what, rows in targets.items():
+                    source.read(tables[part.table], what, part, rows)
 
     def read(self, what: str, rows: Tensor) -> Tensor:
         """Rows of the weight or of a state, as float32: (len(rows), its width)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hybridpar.errors import InputError
+from hybridpar.trainer.checkpoint import Position
 
 Batch = TypeVar("Batch")
 
@@ -53,6 +55,30 @@ class Batches(Generic[Batch]):
                 f"fit got batches of type {type(source).__name__}. Give an iterable of batches, or "
                 "a function that returns one for an epoch."
             ) from error
+
+    def resumed(self, number: int, position: Position | None) -> tuple[int, Iterator[Batch]]:
+        """The batches of a pass, or those of it that were not used before a checkpoint.
+
+        Args:
+            number: as for :meth:`epoch`.
+            position: how far the pass had come.
+
+        Returns:
+            How many batches of the pass had been used, and an iterator over the others.
+        """
+        load = getattr(self._source, "load_state_dict", None)
+        if position is not None and position.data is not None and load is not None:
+            load(position.data)
+            return position.batches, self.epoch(number)
+        stream = self.epoch(number)
+        used = 0 if position is None else position.batches
+        next(itertools.islice(stream, used, used), None)  # gone through, and let go
+        return used, stream
+
+    def state(self) -> object:
+        """Where the data are, as they tell it by ``state_dict``; None if they do not."""
+        tell = getattr(self._source, "state_dict", None)
+        return tell() if tell is not None and hasattr(self._source, "load_state_dict") else None
 
     def _first_pass(self, source: Iterator[Batch]) -> Iterator[Batch]:
         empty = True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
@@ -11,15 +13,19 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
+from hybridpar.checkpoint_files import newest
 from hybridpar.errors import SpecError
 from hybridpar.optim import SparseOptimizerSettings, dense_name
 from hybridpar.trainer.amp import MixedPrecision
 from hybridpar.trainer.batches import Batches
+from hybridpar.trainer.checkpoint import Checkpoint, Position, Saver
 from hybridpar.trainer.context import TrainerContext
-from hybridpar.trainer.dense import CommHook, DenseHalf, copy_from
+from hybridpar.trainer.dense import CommHook, DenseHalf
 from hybridpar.trainer.model import HybridModel
+from hybridpar.trainer.passes import Passes
 from hybridpar.trainer.profile import Profiler
 from hybridpar.trainer.progress import FitResult, Progress
+from hybridpar.trainer.saver import Saver
 from hybridpar.trainer.settings import Consistency, SparseSettings
 from hybridpar.trainer.sparse_optimizer import SparseOptimizer
 from hybridpar.trainer.steps import Losses, Steps
@@ -65,6 +71,7 @@ class TrainerLoop(Generic[Batch]):
             ``{"find_unused_parameters": True}`` or ``{"static_graph": True}``.
         comm_hook: called with the process group that reduces; returns the ``(state, hook)`` for
             DistributedDataParallel's ``register_comm_hook``.
+        checkpoint: where and when to save; see :class:`Checkpoint`.
         schedulers: called with (dense optimizer or None, sparse optimizer); returns torch's
             learning-rate schedulers, each stepped after every optimizer step.
 
@@ -102,6 +109,7 @@ class TrainerLoop(Generic[Batch]):
         clip_grad_value: float | None = None,
         ddp: Mapping[str, Any] | None = None,
         comm_hook: CommHook | None = None,
+        checkpoint: Checkpoint | None = None,
         schedulers: MakeSchedulers = _no_schedulers,
     ) -> None:
         if accumulate < 1:
@@ -141,7 +149,9 @@ class TrainerLoop(Generic[Batch]):
         }
         self._holders = {name: holder for name, holder in holders.items() if holder is not None}
         self._everyone = tuple(range(ctx.num_trainers))
-        self._epochs = 0  # passes over the data in this loop's life
+        self._checkpoint = checkpoint
+        self._saver = Saver(model._connected, self._holders)
+        self._passes = Passes(self._steps, self._saver, self._holders, checkpoint)
 
     def fit(
         self,
@@ -149,6 +159,7 @@ class TrainerLoop(Generic[Batch]):
         *,
         epochs: int = 1,
         profile: bool = False,
+        resume: bool = False,
     ) -> FitResult:
         """Train for some passes over the batches.
 
@@ -166,26 +177,86 @@ class TrainerLoop(Generic[Batch]):
             epochs: how many passes.
             profile: whether to take the time of every part of a step. Trainer 0 prints what came
                 of it; every trainer has it in its result.
+            resume: whether to go on from the newest checkpoint, if there is one: then ``epochs``
+                counts from the first of all. Batches that were used are gone through again without
+                being trained on; data with a ``state_dict`` and ``load_state_dict`` are put where
+                they were instead.
 
         Raises:
             InputError: if a batch is refused, or the loss is no scalar.
         """
         started = time.perf_counter()
         progress = Progress()
+        if resume:
+            self._passes.resume(self._settings())
         source = Batches(batches, epochs)
         self.model.train()
         profiler = Profiler(self.model._connected) if profile else None
-        for _ in range(epochs):
+        for _ in range(max(0, epochs - self._passes.done) if resume else epochs):
             progress.begin_epoch()
-            stayed = self._steps.run(source.epoch(self._epochs), progress, profiler)
-            if stayed != self._everyone:  # whoever left early takes the model of one that stayed
-                copy_from(stayed[0], self._ctx, self._holders)
-            self._epochs += 1
+            self._passes.run(source, progress, profiler)
+        self._saver.finish()
         report = profiler.report(progress.steps) if profiler else None
         if report is not None and self._ctx.rank == 0:
             print(report)  # noqa: T201 - what was asked for
         staleness = self.model._connected_exchange.staleness
         return progress.result(time.perf_counter() - started, staleness, report)
+
+    def save(self) -> None:
+        """Save now, between two calls of :meth:`fit`. Every trainer calls it.
+
+        Raises:
+            CheckpointError: if a trainer or a server cannot write; what was saved before stays.
+            SpecError: if the loop was built without ``checkpoint``.
+        """
+        settings = self._settings()
+        self.model._connected_exchange.settle()
+        self._saver.save(settings, Position(self._ctx.step or 0, self._passes.done, 0))
+        self._saver.finish()
+
+    def load(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        tables: Mapping[str, str] | Sequence[str] | None = None,
+        dense: bool = True,
+        state: bool = True,
+    ) -> int:
+        """Take the model from a checkpoint. Every trainer calls it.
+
+        The numbers of trainers and servers, and how tables are cut, may be others than they were. A
+        table may have more rows than it had: new ones keep their initial values.
+
+        Args:
+            directory: a checkpoint's folder, or one with several, whose newest is taken; None takes
+                the loop's own.
+            tables: names of the tables and hosted modules to take; or a mapping from them to the
+                names that they had in the checkpoint. None takes all.
+            dense: whether to take the dense half, with its optimizer, the schedulers and so on.
+            state: whether to take the state of the tables' optimizers.
+
+        Returns:
+            The optimizer steps that had been done.
+
+        Raises:
+            CheckpointError: if there is none, it is damaged, or it does not fit; all differences
+                are listed.
+        """
+        where = self._settings().directory if directory is None else directory
+        names = tables if tables is None or isinstance(tables, Mapping) else {n: n for n in tables}
+        self._saver.finish()
+        self.model._connected_exchange.settle()
+        folder = newest(Path(where).absolute())
+        position, _ = self._saver.load(folder, names, dense=dense, state=state)
+        return position.step
+
+    def _settings(self) -> Checkpoint:
+        if self._checkpoint is None:
+            raise SpecError(
+                "The loop has no checkpoint setting. Build it with "
+                "TrainerLoop(checkpoint=hybridpar.Checkpoint(directory))."
+            )
+        return self._checkpoint
 
 
 def _dense_optimizer(

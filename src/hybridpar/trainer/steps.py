@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -69,7 +70,14 @@ class Steps(Generic[Batch]):
     clip_value: float | None
 
     def run(
-        self, stream: Iterator[Batch], progress: Progress, profiler: Profiler | None
+        self,
+        stream: Iterator[Batch],
+        progress: Progress,
+        profiler: Profiler | None,
+        *,
+        data_state: Callable[[], object] = lambda: None,
+        begun: Callable[[], None] = lambda: None,
+        after_step: Callable[[int, object, bool], None] = lambda *_: None,
     ) -> tuple[int, ...]:
         """Take a step with all trainers that have a batch, until none has.
 
@@ -77,14 +85,29 @@ class Steps(Generic[Batch]):
         gradients of the one under way, and the ids of the one after that are checked and split
         while the servers update.
 
+        Args:
+            stream: the batches.
+            progress: counts them.
+            profiler: takes the time, if any.
+            data_state: where the data are, asked after each step's batches were taken.
+            begun: called before the first step.
+            after_step: called between two steps with the number of batches used, where the data
+                were after them, and whether all trainers go on.
+
         Returns:
             The ranks of the last step, whose dense half is the newest.
         """
         exchange = self.model._connected_exchange
         self.sparse_optimizer.zero_grad()  # of an epoch that an error cut short, say
+        everyone = tuple(range(self.ctx.num_trainers))
+        states: deque[object] = deque()
+        used = 0
         group = self._next_group(stream, ahead=0)
+        states.append(data_state())
         current = exchange.open(group[0][1] if group else None)
         following = self._next_group(stream, ahead=1)
+        states.append(data_state())
+        begun()
         while group:
             exchange.announce(following[0][1] if following else None)
             loss, pushed = self._backward(group, current)
@@ -97,8 +120,11 @@ class Steps(Generic[Batch]):
             for scheduler in self.schedulers:
                 scheduler.step()
             after = self._next_group(stream, ahead=2)
+            states.append(data_state())
             current = exchange.complete()
             self._lap(SERVERS)
+            used += len(group)
+            after_step(used, states.popleft(), current.active == everyone)
             if profiler is not None:
                 profiler.note_all_reduce(self.dense.over(current.active))
             group, following = following, after

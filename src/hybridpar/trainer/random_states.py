@@ -1,0 +1,33 @@
+"""Where a process's random generators are, and how to put them back there."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def random_states() -> dict[str, Any]:
+    """Where this process's random generators are: torch's, Python's, CUDA's, NumPy's if used."""
+    states: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    if "numpy" in sys.modules:
+        name, keys, *rest = sys.modules["numpy"].random.get_state()
+        states["numpy"] = [name, keys.tolist(), *rest]
+    return states
+
+
+def rewind(states: Mapping[str, Any]) -> None:
+    """Put this process's random generators where they were."""
+    torch.set_rng_state(states["torch"])
+    version, numbers, gauss = states["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(states["cuda"])
+    if "numpy" in states and "numpy" in sys.modules:
+        name, keys, *rest = states["numpy"]
+        sys.modules["numpy"].random.set_state((name, keys, *rest))
