@@ -18,7 +18,7 @@ from hybridpar.errors import SpecError
 from hybridpar.optim import SparseOptimizerSettings, dense_name
 from hybridpar.trainer.amp import MixedPrecision
 from hybridpar.trainer.batches import Batches
-from hybridpar.trainer.checkpoint import Checkpoint, Position, Saver
+from hybridpar.trainer.checkpoint import Checkpoint, Position
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.dense import CommHook, DenseHalf
 from hybridpar.trainer.model import HybridModel
