@@ -152,6 +152,24 @@ def test_a_snapshot_holds_little_beside_the_table(monkeypatch: pytest.MonkeyPatc
         assert torch.equal(torch.cat(parts), wanted[name])
 
 
+@pytest.mark.parametrize("servers", [2, 3])
+def test_checkpoints_of_touched_rows_are_put_together(servers: int, tmp_path: Path) -> None:
+    checkpoint = hp.Checkpoint(tmp_path, every=1, keep=2, every_full=4)
+    stop(checkpoint, 11, sharding="row_wise")
+    found = checkpoints(tmp_path)
+    manifests = [json.loads((path / MANIFEST).read_text()) for path in found]
+    bases = [manifest["base"] for manifest in manifests]
+    assert bases[0] == "", "what the kept ones need is there"
+    assert all(base == before.name for base, before in zip(bases[1:], found))
+    sizes = [sum(f.stat().st_size for f in path.glob("ps*.weight")) for path in found]
+    assert sizes[-1] < sizes[0], "only touched rows are written"
+    assert cli.main(["checkpoint", "verify", str(tmp_path)]) == 0
+    roles = hp.Roles(trainers=2, servers=servers)
+    results = hp.launch(saved.train, roles=roles, args=(checkpoint, None, True, {}))
+    for got, wanted in zip(results, unbroken("adam"), strict=True):
+        assert_equal(got, wanted, exactly=False)
+
+
 def test_keep_is_how_many_stay(tmp_path: Path) -> None:
     stop(hp.Checkpoint(tmp_path, every=1, keep=2, wait=True), 6)
     assert [path.name for path in checkpoints(tmp_path)] == [

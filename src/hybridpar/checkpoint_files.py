@@ -32,6 +32,7 @@ from hybridpar.shared_memory import bytes_of
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+ROWS = "rows"  # beside weight and states, where only some rows are written: which ones
 _PREFIX, _UNFINISHED = "step-", ".unfinished-"
 _READ_BYTES = 1 << 20
 
@@ -58,7 +59,8 @@ class ShardEntry:
         num_rows: how many rows it has.
         first_row: the row of the files at which it begins.
         files: by ``"weight"`` and the names of the optimizer's states, the file that they are in.
-            Other shards may be in the same.
+            Other shards may be in the same. With ``"rows"`` the files hold only some of the rows:
+            those whose numbers, counted as ``first_row`` is, are in that file, int64.
     """
 
     table: str
@@ -105,6 +107,8 @@ class Manifest:
         shards: their shards, in any order.
         modules: for each hosted module, its file.
         files: the other files.
+        base: the name of the checkpoint beside it that it completes: it holds only the rows that
+            changed since; empty if it is whole by itself.
         versions: of hybridpar and torch.
         format: of this file.
     """
@@ -119,6 +123,7 @@ class Manifest:
     shards: list[ShardEntry]
     modules: dict[str, FileEntry]
     files: list[FileEntry]
+    base: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     format: int = FORMAT
 
@@ -187,6 +192,11 @@ def newest(directory: Path) -> Path:
     return found[-1]
 
 
+def name_of(step: int) -> str:
+    """The name of a step's checkpoint in its directory."""
+    return f"{_PREFIX}{step:012d}"
+
+
 def begin(directory: Path, step: int) -> Path:
     """Make the folder that the checkpoint of a step is written into."""
     folder = directory / f"{_UNFINISHED}{step}"
@@ -197,7 +207,7 @@ def begin(directory: Path, step: int) -> Path:
 
 def publish(folder: Path, step: int, keep: int) -> Path:
     """Make a written checkpoint current, and remove all but the newest ones."""
-    final = folder.parent / f"{_PREFIX}{step:012d}"
+    final = folder.parent / name_of(step)
     _sync(folder)
     if final.exists():  # the same step once more, after a restart
         old = folder.parent / f"{_UNFINISHED}replaced-{step}"
@@ -208,9 +218,24 @@ def publish(folder: Path, step: int, keep: int) -> Path:
     else:
         folder.rename(final)
     _sync(folder.parent)
-    for old in checkpoints(folder.parent)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+    found = checkpoints(folder.parent)
+    needed = {path.name for kept in found[-keep:] for path in chain(kept)}
+    for old in found:
+        if old.name not in needed:
+            shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def chain(folder: Path) -> list[Path]:
+    """A checkpoint and those that it completes, the whole one first.
+
+    Raises:
+        CheckpointError: if one of them is missing.
+    """
+    found = [folder]
+    while base := Manifest.read(found[0]).base:
+        found.insert(0, folder.parent / base)
+    return found
 
 
 def _sync(folder: Path) -> None:

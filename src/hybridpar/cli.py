@@ -98,11 +98,15 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
     folder = checkpoint_files.newest(arguments.directory)
     manifest = checkpoint_files.Manifest.read(folder)
     if arguments.action == "verify":
-        for entry in manifest.all_files():
-            checkpoint_files.check(folder, entry)
-        print(f"{folder}: all {len(manifest.all_files())} files are whole")
+        for path in checkpoint_files.chain(folder):
+            entries = checkpoint_files.Manifest.read(path).all_files()
+            for entry in entries:
+                checkpoint_files.check(path, entry)
+            print(f"{path}: all {len(entries)} files are whole")
         return 0
     print(folder)
+    if manifest.base:
+        print(f"holds the rows that changed since {manifest.base}")
     print(f"step {manifest.step}, epoch {manifest.epoch}, batch {manifest.batches}")
     print(f"written by {manifest.num_trainers} trainers and {manifest.num_servers} servers")
     for name, table in manifest.tables.items():

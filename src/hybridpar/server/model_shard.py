@@ -107,11 +107,11 @@ class ModelShard:
             for index, slab in enumerate(self._slabs)
         )
 
-    def hold(self) -> None:
-        """Hold on to the values of this moment, for :meth:`write`."""
+    def hold(self, *, touched_only: bool, track: bool) -> None:
+        """Hold on to the values of this moment, for :meth:`write`; as :meth:`Slab.hold`."""
         with self._lock:
             for slab in self._slabs:
-                slab.hold()
+                slab.hold(touched_only=touched_only, track=track)
             self._held = {name: module.checkpoint() for name, module in self._modules.items()}
 
     def write(self, folder: Path, name: str) -> Written:

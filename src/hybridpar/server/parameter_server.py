@@ -171,9 +171,15 @@ class _Service:
         """A hosted module's parameters and buffers."""
         return self._shard.module_state(name)
 
-    def begin_save(self, folder: str) -> None:
-        """Hold on to the values of this moment, and begin to write them into a checkpoint."""
-        self._shard.hold()
+    def begin_save(self, folder: str, touched_only: bool, track: bool) -> None:
+        """Hold on to the values of this moment, and begin to write them into a checkpoint.
+
+        Args:
+            folder: the checkpoint's own.
+            touched_only: whether only the rows matter that changed since the last time.
+            track: whether to take note of the rows that change from now on.
+        """
+        self._shard.hold(touched_only=touched_only, track=track)
         self._steps_held = max(self._steps, self._clocks.steps)
         self._saving = self._saver.submit(self._shard.write, Path(folder), self._server)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hybridpar.checkpoint_files import Manifest, ShardEntry, check, map_rows
+from hybridpar.checkpoint_files import ROWS, Manifest, ShardEntry, check, map_rows
 from hybridpar.errors import CheckpointError
 from hybridpar.messages import WEIGHT
 from hybridpar.sharding import SlabPart
@@ -26,6 +26,8 @@ class SavedRows:
         self._folder = folder
         self.manifest = Manifest.read(folder)
         self._mapped: dict[str, Tensor] = {}
+        base = self.manifest.base
+        self._base = SavedRows(folder.parent / base) if base else None
 
     def read(self, table: str, what: str, part: SlabPart, into: Tensor) -> None:
         """Fill a shard of today with the rows that it had; rows that are new stay as they are.
@@ -36,6 +38,8 @@ class SavedRows:
             part: which of the table's rows and columns these are.
             into: (part.num_rows, columns), filled in place.
         """
+        if self._base is not None:
+            self._base.read(table, what, part, into)
         old_rows = self.manifest.tables[table].num_embeddings
         shards = [shard for shard in self.manifest.shards if shard.table == table]
         size = max(1, _CHUNK_BYTES // max(1, into.shape[1] * into.element_size()))
@@ -51,7 +55,7 @@ class SavedRows:
         self, shard: ShardEntry, what: str, logical: Tensor, first_column: int, into: Tensor
     ) -> None:
         """Copy those of some logical rows, and those of some columns, that a shard has."""
-        source = self._rows(shard, what, into.dtype)
+        source = self._rows(shard, what)
         by_row = source.shape[1] == 1 and shard.num_columns > 1  # a state of one value a row
         left = 0 if by_row else max(first_column, shard.first_column)
         right = (
@@ -66,27 +70,47 @@ class SavedRows:
         else:
             theirs = slice(left - shard.first_column, right - shard.first_column)
             ours = slice(left - first_column, right - first_column)
-        if shard.num_row_shards == 1:
-            into[:, ours] = source[logical, theirs]
-            return
         mine = (logical.remainder(shard.num_row_shards) == shard.row_shard).nonzero().squeeze(1)
         rows = logical[mine].div(shard.num_row_shards, rounding_mode="floor")
+        if ROWS in shard.files:
+            there = self._some_rows(shard)
+            place = torch.searchsorted(there, rows).clamp_(max=max(0, len(there) - 1))
+            has = there[place] == rows if len(there) else torch.zeros_like(rows, dtype=torch.bool)
+            mine, rows = mine[has], place[has]
         into[mine, ours] = source[rows, theirs]
 
-    def _rows(self, shard: ShardEntry, what: str, dtype: torch.dtype) -> Tensor:
-        """A shard's rows as they are in its file, in the dtype that they were saved in."""
+    def _rows(self, shard: ShardEntry, what: str) -> Tensor:
+        """A shard's rows as they are in its file: all of them, or those of `_some_rows`."""
+        saved = self.manifest.tables[shard.table]
+        width, dtype = shard.num_columns, torch.float32
+        if what == WEIGHT:
+            dtype = getattr(torch, saved.dtype)
+        elif saved.widths.get(what) == 1:
+            width = 1
+        mapped = self._map(shard, what, width, dtype)
+        if ROWS not in shard.files:
+            return mapped[shard.first_row : shard.first_row + shard.num_rows]
+        start, stop = self._span(shard)
+        return mapped[start:stop]
+
+    def _some_rows(self, shard: ShardEntry) -> Tensor:
+        """The rows of a shard that its files hold, in order, counted from its first."""
+        start, stop = self._span(shard)
+        return self._map(shard, ROWS, 1, torch.int64)[start:stop, 0] - shard.first_row
+
+    def _span(self, shard: ShardEntry) -> tuple[int, int]:
+        """Where in its files a shard's rows are, if those hold only some."""
+        rows = self._map(shard, ROWS, 1, torch.int64)[:, 0].contiguous()
+        ends = torch.tensor([shard.first_row, shard.first_row + shard.num_rows])
+        start, stop = torch.searchsorted(rows, ends).tolist()
+        return start, stop
+
+    def _map(self, shard: ShardEntry, what: str, width: int, dtype: torch.dtype) -> Tensor:
         entry = shard.files.get(what)
         if entry is None:
             raise CheckpointError(f"{self._folder} has no {what} of table '{shard.table}'.")
-        saved = self.manifest.tables[shard.table]
-        width = shard.num_columns
-        if what == WEIGHT:
-            dtype = getattr(torch, saved.dtype)
-        else:
-            dtype = torch.float32
-            width = 1 if saved.widths[what] == 1 else width
         mapped = self._mapped.get(entry.name)
         if mapped is None:
             check(self._folder, entry)
             mapped = self._mapped[entry.name] = map_rows(self._folder, entry, width, dtype)
-        return mapped[shard.first_row : shard.first_row + shard.num_rows]
+        return mapped

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hybridpar.checkpoint_files import ShardEntry, write_rows
+from hybridpar.checkpoint_files import ROWS, ShardEntry, write_rows
 from hybridpar.kernels import add_rows, gather_rows, pool_rows
 from hybridpar.messages import WEIGHT, SlabLookup, SlabPush
 from hybridpar.server.gradients import BagGradients, RunAll, joined, of_bags, run_in_turn
@@ -45,6 +45,8 @@ class Slab:
         self._starts = [part.first_row for part in layout.parts]
         self._parts = layout.parts
         self._snapshot: Snapshot | None = None
+        self._touched: Tensor | None = None  # (R,) bool: since the last checkpoint, if it matters
+        self._touched_rows: Tensor | None = None
         self._renorm_lock = threading.Lock()
         columns = layout.kind.num_columns
         # A lookup of a table with max_norm writes, so only the server does it.
@@ -72,8 +74,7 @@ class Slab:
     def lookup(self, lookup: SlabLookup) -> Tensor:
         """The sum of each bag's rows: (B, D) float32; an empty bag gives zeros."""
         if self._kind.max_norm is not None and lookup.indices.numel():
-            if self._snapshot is not None:
-                self._snapshot.before_change(lookup.indices)
+            self._before_change(lookup.indices)
             with self._renorm_lock:  # two trainers' lookups must not scale a row twice
                 torch.embedding_renorm_(
                     self.weight, lookup.indices, self._kind.max_norm, self._kind.norm_type
@@ -103,9 +104,8 @@ class Slab:
         gradients = [gradient for gradient in map(of_bags, pushes) if len(gradient.indices)]
         if not gradients:
             return
-        if self._snapshot is not None:
-            for gradient in gradients:
-                self._snapshot.before_change(gradient.indices)
+        for gradient in gradients:
+            self._before_change(gradient.indices)
         if self._linear and self._kind.dtype == torch.float32:
             run(lambda parts: self._add(parts, -lr / divisor), gradients, self._starts)
         else:
@@ -147,9 +147,27 @@ class Slab:
             total += float(grads.div_(divisor).square().sum())
         return total
 
-    def hold(self) -> None:
-        """Hold on to the values of this moment, for :meth:`write`."""
-        self._snapshot = Snapshot({WEIGHT: self.weight, **self.state})
+    def _before_change(self, rows: Tensor) -> None:
+        """Rows are about to change: a checkpoint may have to know."""
+        if self._snapshot is not None:
+            self._snapshot.before_change(rows)
+        if self._touched is not None:
+            self._touched[rows] = True
+
+    def hold(self, *, touched_only: bool, track: bool) -> None:
+        """Hold on to the values of this moment, for :meth:`write`.
+
+        Args:
+            touched_only: whether only the rows matter that changed since the last time.
+            track: whether to take note of the rows that change from now on.
+        """
+        rows = None
+        if touched_only:
+            assert self._touched is not None
+            rows = self._touched.nonzero().squeeze(1)
+        self._touched_rows = rows
+        self._touched = torch.zeros(len(self.weight), dtype=torch.bool) if track else None
+        self._snapshot = Snapshot({WEIGHT: self.weight, **self.state}, rows)
 
     def write(self, folder: Path, name: str) -> list[ShardEntry]:
         """Write the values held, while updates go on; says what is where."""
@@ -157,8 +175,11 @@ class Slab:
         names = {what: f"{name}.{what}" for what in (WEIGHT, *self.state)}
         try:
             files = write_rows(folder, names, self._snapshot.chunks())
+            if self._touched_rows is not None:
+                rows = [{ROWS: self._touched_rows}]
+                files |= write_rows(folder, {ROWS: f"{name}.{ROWS}"}, rows)
         finally:
-            self._snapshot = None
+            self._snapshot = self._touched_rows = None
         columns = self.weight.shape[1]
         return [
             ShardEntry(

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from hybridpar.kernels import gather_rows
+
 _CHUNK_BYTES = 8 << 20
 
 
@@ -21,11 +23,13 @@ class Snapshot:
 
     Args:
         matrices: by name, (R, width) tensors that will go on changing.
+        rows: (U,) int64, in order, the rows that are wanted; None for all.
     """
 
-    def __init__(self, matrices: dict[str, Tensor]) -> None:
+    def __init__(self, matrices: dict[str, Tensor], rows: Tensor | None = None) -> None:
         self._matrices = matrices
         self._num_rows = len(next(iter(matrices.values())))
+        self._wanted = rows
         self._written = 0  # rows before this one are out
         self._is_aside = torch.zeros(self._num_rows, dtype=torch.bool)
         self._aside: list[tuple[Tensor, dict[str, Tensor]]] = []
@@ -46,23 +50,30 @@ class Snapshot:
                 self._aside.append((rows, old))
 
     def chunks(self) -> Iterator[dict[str, Tensor]]:
-        """The rows in order, some at a time: by name, (some, width) tensors."""
+        """The wanted rows in order, some at a time: by name, (some, width) tensors."""
         row_bytes = sum(m.shape[1] * m.element_size() for m in self._matrices.values())
         size = max(1, _CHUNK_BYTES // max(1, row_bytes))
-        for start in range(0, self._num_rows, size):
-            yield self._next(start, min(start + size, self._num_rows))
+        count = self._num_rows if self._wanted is None else len(self._wanted)
+        for start in range(0, count, size):
+            stop = min(start + size, count)
+            if self._wanted is None:
+                yield self._next(torch.arange(start, stop))
+            else:
+                yield self._next(self._wanted[start:stop])
 
-    def _next(self, start: int, stop: int) -> dict[str, Tensor]:
+    def _next(self, rows: Tensor) -> dict[str, Tensor]:
         with self._lock:
-            chunk = {name: values[start:stop].clone() for name, values in self._matrices.items()}
+            chunk = {name: gather_rows(values, rows) for name, values in self._matrices.items()}
+            end = int(rows[-1]) + 1
             kept = []
-            for rows, old in self._aside:
-                mine = rows < stop
+            for changed, old in self._aside:
+                place = torch.searchsorted(rows, changed).clamp_(max=len(rows) - 1)
+                mine = rows[place] == changed
                 for name, values in old.items():
-                    chunk[name][rows[mine] - start] = values[mine]
-                if not mine.all():
-                    later = {name: values[~mine] for name, values in old.items()}
-                    kept.append((rows[~mine], later))
+                    chunk[name][place[mine]] = values[mine]
+                later = changed >= end
+                if later.any():
+                    kept.append((changed[later], {n: values[later] for n, values in old.items()}))
             self._aside = kept
-            self._written = stop
+            self._written = end
             return chunk

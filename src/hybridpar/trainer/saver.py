@@ -34,7 +34,9 @@ class Saver:
         self._tables = tables
         self._ctx = tables.ctx
         self._holders = holders
-        self._pending: tuple[Path, Position, int] | None = None
+        self._pending: tuple[Path, Position, int, str] | None = None
+        self._newest = ""  # the checkpoint that this saver made current last
+        self._since_full = 0  # checkpoints since one that holds all rows
         self._polled = 0.0
 
     def save(self, settings: Checkpoint, position: Position) -> None:
@@ -47,8 +49,12 @@ class Saver:
         directory = Path(settings.directory).absolute()
         folder = directory / f".unfinished-{position.step}"
         self._agree(lambda: files.begin(directory, position.step) if self._leads else None)
-        self._agree(lambda: self._write(folder, position))
-        self._pending = folder, position, settings.keep
+        every_full = settings.every_full or 1
+        base = self._newest if 0 < self._since_full < every_full else ""
+        self._since_full = self._since_full + 1 if base else 1
+        track = every_full > 1
+        self._agree(lambda: self._write(folder, position, touched_only=bool(base), track=track))
+        self._pending = folder, position, settings.keep, base
         if settings.wait:
             self._agree(self.finish)
 
@@ -65,7 +71,8 @@ class Saver:
         """Wait until the checkpoint under way is written, and make it current."""
         if self._pending is None:
             return
-        (folder, position, keep), self._pending = self._pending, None
+        (folder, position, keep, base), self._pending = self._pending, None
+        self._newest = files.name_of(position.step)
         if not self._leads:
             return
         replies = [
@@ -85,6 +92,7 @@ class Saver:
             modules={n: entry for server, _ in written for n, entry in server.modules.items()},
             files=[files.entry_of(path) for path in sorted(folder.glob("*.pt"))
                    if path.name == "model.pt" or path.name.startswith("trainer")],
+            base=base,
             versions={"hybridpar": _version(), "torch": torch.__version__},
         ).write(folder)  # fmt: skip
         files.publish(folder, position.step, keep)
@@ -111,6 +119,7 @@ class Saver:
         manifest = Manifest.read(folder)
         wanted = {name: name for name in self._tables.specs} if tables is None else dict(tables)
         differences = self._differences(manifest, wanted, everything=tables is None, state=state)
+        self._since_full = 0  # the servers do not know what changes by this
         if differences:
             raise CheckpointError(
                 f"{folder} does not fit the model:\n  " + "\n  ".join(differences)
@@ -133,12 +142,12 @@ class Saver:
     def _leads(self) -> bool:
         return self._ctx.rank == 0
 
-    def _write(self, folder: Path, position: Position) -> None:
+    def _write(self, folder: Path, position: Position, *, touched_only: bool, track: bool) -> None:
         own = {"random": random_states(), "data": position.data}
         files.write_state(folder, f"trainer{self._ctx.rank}.pt", own)
         if self._leads:
             replies = [
-                server.send("begin_save", self._tables.model_id, str(folder))
+                server.send("begin_save", self._tables.model_id, str(folder), touched_only, track)
                 for server in self._tables.servers.values()
             ]
             state = {name: holder.state_dict() for name, holder in self._holders.items()}
