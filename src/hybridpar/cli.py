@@ -11,7 +11,9 @@ from pathlib import Path
 
 import torch
 
-from hybridpar import __version__, checkpoint_files, demo
+from hybridpar import __version__, demo
+from hybridpar.checkpoint import files, folders
+from hybridpar.checkpoint.manifest import Manifest
 from hybridpar.errors import HybridParError
 from hybridpar.launch import doctor
 from hybridpar.launch.launcher import RoleLauncher
@@ -95,13 +97,13 @@ def _positive(text: str) -> int:
 
 
 def _checkpoint(arguments: argparse.Namespace) -> int:
-    folder = checkpoint_files.newest(arguments.directory)
-    manifest = checkpoint_files.Manifest.read(folder)
+    folder = folders.newest(arguments.directory)
+    manifest = Manifest.read(folder)
     if arguments.action == "verify":
-        for path in checkpoint_files.chain(folder):
-            entries = checkpoint_files.Manifest.read(path).all_files()
+        for path in folders.chain(folder):
+            entries = Manifest.read(path).all_files()
             for entry in entries:
-                checkpoint_files.check(path, entry)
+                files.check(path, entry)
             print(f"{path}: all {len(entries)} files are whole")
         return 0
     print(folder)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hybridpar.checkpoint_files import FileEntry, ShardEntry, read_state, write_state
+from hybridpar.checkpoint.files import FileEntry, read_state, write_state
+from hybridpar.checkpoint.manifest import ShardEntry
 from hybridpar.messages import Lookups, Pooled, ServedModel, Update
 from hybridpar.server.gradients import RunAll, run_in_turn
 from hybridpar.server.hosted import HostedModule

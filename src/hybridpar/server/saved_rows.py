@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hybridpar.checkpoint_files import ROWS, Manifest, ShardEntry, check, map_rows
+from hybridpar.checkpoint.files import check, map_rows
+from hybridpar.checkpoint.manifest import ROWS, Manifest, ShardEntry
 from hybridpar.errors import CheckpointError
 from hybridpar.messages import WEIGHT
 from hybridpar.sharding import SlabPart

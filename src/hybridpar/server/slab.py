@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hybridpar.checkpoint_files import ROWS, ShardEntry, write_rows
+from hybridpar.checkpoint.files import write_rows
+from hybridpar.checkpoint.manifest import ROWS, ShardEntry
 from hybridpar.kernels import add_rows, gather_rows, pool_rows
 from hybridpar.messages import WEIGHT, SlabLookup, SlabPush
 from hybridpar.server.gradients import BagGradients, RunAll, joined, of_bags, run_in_turn

@@ -13,7 +13,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
-from hybridpar.checkpoint_files import newest
+from hybridpar.checkpoint.folders import newest
 from hybridpar.errors import SpecError
 from hybridpar.optim import SparseOptimizerSettings, dense_name
 from hybridpar.trainer.amp import MixedPrecision

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from hybridpar.checkpoint_files import checkpoints
+from hybridpar.checkpoint.folders import checkpoints
 from hybridpar.trainer.batches import Batches
 from hybridpar.trainer.checkpoint import Checkpoint, Position
 from hybridpar.trainer.dense import copy_from

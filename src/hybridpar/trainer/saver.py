@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hybridpar import checkpoint_files as files
-from hybridpar.checkpoint_files import Manifest, TableEntry
+from hybridpar.checkpoint import files, folders
+from hybridpar.checkpoint.manifest import Manifest, TableEntry
 from hybridpar.errors import CheckpointError, PeerLostError
 from hybridpar.optim import SparseOptimizerSettings
 from hybridpar.trainer.checkpoint import Checkpoint, Position
@@ -47,8 +47,8 @@ class Saver:
         """
         self.finish()
         directory = Path(settings.directory).absolute()
-        folder = directory / f".unfinished-{position.step}"
-        self._agree(lambda: files.begin(directory, position.step) if self._leads else None)
+        folder = folders.unfinished(directory, position.step)
+        self._agree(lambda: folders.begin(directory, position.step) if self._leads else None)
         every_full = settings.every_full or 1
         base = self._newest if 0 < self._since_full < every_full else ""
         self._since_full = self._since_full + 1 if base else 1
@@ -72,7 +72,7 @@ class Saver:
         if self._pending is None:
             return
         (folder, position, keep, base), self._pending = self._pending, None
-        self._newest = files.name_of(position.step)
+        self._newest = folders.name_of(position.step)
         if not self._leads:
             return
         replies = [
@@ -95,7 +95,7 @@ class Saver:
             base=base,
             versions={"hybridpar": _version(), "torch": torch.__version__},
         ).write(folder)  # fmt: skip
-        files.publish(folder, position.step, keep)
+        folders.publish(folder, position.step, keep)
 
     def load(
         self, folder: Path, tables: Mapping[str, str] | None, *, dense: bool, state: bool

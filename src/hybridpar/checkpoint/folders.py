@@ -1,0 +1,93 @@
+"""The folders of a directory of checkpoints: begun, made current by one rename, removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from hybridpar.checkpoint.manifest import MANIFEST, Manifest
+from hybridpar.errors import CheckpointError
+
+_PREFIX, _UNFINISHED = "step-", ".unfinished-"
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """The whole checkpoints in a directory, oldest first."""
+    if not directory.is_dir():
+        return []
+    return sorted(path for path in directory.glob(f"{_PREFIX}*") if (path / MANIFEST).is_file())
+
+
+def newest(directory: Path) -> Path:
+    """A checkpoint's folder itself, or the newest one in a directory.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    if (directory / MANIFEST).is_file():
+        return directory
+    found = checkpoints(directory)
+    if not found:
+        raise CheckpointError(f"There is no checkpoint in {directory}.")
+    return found[-1]
+
+
+def name_of(step: int) -> str:
+    """The name of a step's checkpoint in its directory."""
+    return f"{_PREFIX}{step:012d}"
+
+
+def unfinished(directory: Path, step: int) -> Path:
+    """Where a step's checkpoint is written until it is current."""
+    return directory / f"{_UNFINISHED}{step}"
+
+
+def begin(directory: Path, step: int) -> Path:
+    """Make the folder that the checkpoint of a step is written into."""
+    folder = unfinished(directory, step)
+    shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was cut short
+    folder.mkdir(parents=True)
+    return folder
+
+
+def publish(folder: Path, step: int, keep: int) -> Path:
+    """Make a written checkpoint current, and remove all but the newest ones."""
+    final = folder.parent / name_of(step)
+    _sync(folder)
+    if final.exists():  # the same step once more, after a restart
+        old = folder.parent / f"{_UNFINISHED}replaced-{step}"
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+        folder.rename(final)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        folder.rename(final)
+    _sync(folder.parent)
+    found = checkpoints(folder.parent)
+    needed = {path.name for kept in found[-keep:] for path in chain(kept)}
+    for old in found:
+        if old.name not in needed:
+            shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def chain(folder: Path) -> list[Path]:
+    """A checkpoint and those that it completes, the whole one first.
+
+    Raises:
+        CheckpointError: if one of them is missing.
+    """
+    found = [folder]
+    while base := Manifest.read(found[0]).base:
+        found.insert(0, folder.parent / base)
+    return found
+
+
+def _sync(folder: Path) -> None:
+    """Have the system write a folder's list of names to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
