@@ -233,7 +233,7 @@ class Hosted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(11, 4)
-        self.norm = nn.BatchNorm1d(4)
+        self.norm = nn.LayerNorm(4)
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.norm(self.table(ids))
