@@ -46,7 +46,8 @@ def unfinished(directory: Path, step: int) -> Path:
 def begin(directory: Path, step: int) -> Path:
     """Make the folder that the checkpoint of a step is written into."""
     folder = unfinished(directory, step)
-    shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was cut short
+    for left in directory.glob(f"{_UNFINISHED}*"):  # by attempts that were cut short
+        shutil.rmtree(left, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
@@ -56,20 +57,22 @@ def publish(folder: Path, step: int, keep: int) -> Path:
     final = folder.parent / name_of(step)
     _sync(folder)
     if final.exists():  # the same step once more, after a restart
-        old = folder.parent / f"{_UNFINISHED}replaced-{step}"
-        shutil.rmtree(old, ignore_errors=True)
-        final.rename(old)
-        folder.rename(final)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        folder.rename(final)
+        _remove(final)
+    folder.rename(final)
     _sync(folder.parent)
     found = checkpoints(folder.parent)
     needed = {path.name for kept in found[-keep:] for path in chain(kept)}
     for old in found:
         if old.name not in needed:
-            shutil.rmtree(old, ignore_errors=True)
+            _remove(old)
     return final
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint: by one rename, so that it is never seen with some of its files gone."""
+    gone = folder.parent / f"{_UNFINISHED}removed-{folder.name}"
+    folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def chain(folder: Path) -> list[Path]:
