@@ -17,10 +17,17 @@ from hybridpar.trainer.amp import MixedPrecision
 from hybridpar.trainer.batches import Batches
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.dense import CommHook, DenseHalf, copy_from
+from hybridpar.trainer.finite import FiniteCheck
 from hybridpar.trainer.model import HybridModel
 from hybridpar.trainer.profile import Profiler
 from hybridpar.trainer.progress import FitResult, Progress
-from hybridpar.trainer.settings import Consistency, SparseSettings
+from hybridpar.trainer.settings import (
+    Consistency,
+    NonFinite,
+    SparseSettings,
+    check_epochs,
+    check_loop,
+)
 from hybridpar.trainer.sparse_optimizer import SparseOptimizer
 from hybridpar.trainer.steps import Losses, Steps
 
@@ -67,10 +74,15 @@ class TrainerLoop(Generic[Batch]):
             DistributedDataParallel's ``register_comm_hook``.
         schedulers: called with (dense optimizer or None, sparse optimizer); returns torch's
             learning-rate schedulers, each stepped after every optimizer step.
+        non_finite: what becomes of a step in which a trainer's loss, or the gradient of a table,
+            hosted module or parameter, has NaN or infinity. ``"raise"``: that trainer raises
+            InputError. ``"skip"``: all trainers leave the step out, in both halves;
+            ``FitResult.skipped`` counts it. ``"ignore"``: nothing is looked at, as in plain torch.
+            With an enabled ``grad_scaler`` the scaler decides, whatever this says: it skips.
 
     Raises:
-        SpecError: if an optimizer is of the wrong kind, a setting is wrong, or the trainers' specs
-            differ.
+        SpecError: if an optimizer is of the wrong kind, a setting is wrong, the trainers' specs
+            differ, or the servers lack the memory.
 
     Example:
         >>> def train(ctx):
@@ -103,9 +115,20 @@ class TrainerLoop(Generic[Batch]):
         ddp: Mapping[str, Any] | None = None,
         comm_hook: CommHook | None = None,
         schedulers: MakeSchedulers = _no_schedulers,
+        non_finite: NonFinite = "raise",
     ) -> None:
-        if accumulate < 1:
-            raise SpecError(f"accumulate is {accumulate}. Give how many batches make a step.")
+        check_loop(
+            loss=loss,
+            accumulate=accumulate,
+            autocast=autocast,
+            grad_scaler=grad_scaler,
+            clip_grad_norm=clip_grad_norm,
+            clip_grad_value=clip_grad_value,
+            ddp=ddp,
+            schedulers=schedulers,
+            non_finite=non_finite,
+        )
+        _check_parts(model, ctx)
         if accumulate > 1 and (ddp or {}).get("static_graph"):
             raise SpecError("DDP cannot accumulate with static_graph. Leave out one of the two.")
         self.model = model.to(ctx.device)
@@ -119,6 +142,7 @@ class TrainerLoop(Generic[Batch]):
             wire_dtype=wire_dtype,
         )
         self._ctx = ctx
+        precision = MixedPrecision(ctx, autocast, grad_scaler)
         self._steps = Steps(
             model=model,
             ctx=ctx,
@@ -126,8 +150,15 @@ class TrainerLoop(Generic[Batch]):
             dense_optimizer=self.dense_optimizer,
             sparse_optimizer=self.sparse_optimizer,
             dense=DenseHalf(model, ctx, ddp or {}, comm_hook),
-            precision=MixedPrecision(ctx, autocast, grad_scaler),
-            schedulers=list(schedulers(self.dense_optimizer, self.sparse_optimizer)),
+            precision=precision,
+            finite=FiniteCheck(
+                non_finite if precision.scaler is None else "ignore",
+                ctx,
+                model,
+                self.sparse_optimizer,
+                reduced_in_place=bool((ddp or {}).get("gradient_as_bucket_view")),
+            ),
+            schedulers=_checked(schedulers(self.dense_optimizer, self.sparse_optimizer)),
             accumulate=accumulate,
             clip_norm=clip_grad_norm,
             clip_value=clip_grad_value,
@@ -168,8 +199,11 @@ class TrainerLoop(Generic[Batch]):
                 of it; every trainer has it in its result.
 
         Raises:
-            InputError: if a batch is refused, or the loss is no scalar.
+            InputError: if a batch is refused, the loss is no scalar or has no gradient, or
+                something is not finite (see ``non_finite``).
+            SpecError: if ``epochs`` is no number of passes.
         """
+        check_epochs(epochs)
         started = time.perf_counter()
         progress = Progress()
         source = Batches(batches, epochs)
@@ -186,6 +220,31 @@ class TrainerLoop(Generic[Batch]):
             print(report)  # noqa: T201 - what was asked for
         staleness = self.model._connected_exchange.staleness
         return progress.result(time.perf_counter() - started, staleness, report)
+
+
+def _check_parts(model: object, ctx: object) -> None:
+    if not isinstance(model, HybridModel):
+        raise SpecError(
+            f"TrainerLoop got a {type(model).__name__} as its model. Subclass "
+            "hybridpar.HybridModel, which says what tables and ids there are."
+        )
+    if not isinstance(ctx, TrainerContext):
+        raise SpecError(
+            f"TrainerLoop got a {type(ctx).__name__} as its ctx. Pass on the ctx that the train "
+            "function is called with."
+        )
+
+
+def _checked(schedulers: object) -> list[LRScheduler]:
+    """What the user's function returned, if it is schedulers."""
+    made: list[Any] = list(schedulers) if isinstance(schedulers, Iterable) else [schedulers]
+    for each in made:
+        if not (hasattr(each, "step") and hasattr(each, "state_dict")):
+            raise SpecError(
+                f"schedulers gave a {type(each).__name__}. Return a list of torch's learning-rate "
+                "schedulers, such as [torch.optim.lr_scheduler.StepLR(dense, 100)]."
+            )
+    return made
 
 
 def _dense_optimizer(
