@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from numbers import Real
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NoReturn, SupportsIndex, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +107,8 @@ class RemoteEmbeddingSpec:
         for what, (kind, wanted) in kinds.items():
             if not isinstance(getattr(self, what), kind):  # type: ignore[arg-type]
                 self._refuse(what, wanted)
-        if self.seed is not None and not (_is_whole(self.seed) and -(2**63) <= self.seed < 2**64):
+        seed = 0 if self.seed is None else _whole(self.seed)
+        if seed is None or not -(2**63) <= seed < 2**64:
             self._refuse("seed", "a whole number that torch.manual_seed takes, or None")
         object.__setattr__(self, "args", tuple(self.args))
         object.__setattr__(self, "kwargs", dict(self.kwargs))
@@ -130,10 +131,10 @@ class RemoteEmbeddingSpec:
 
     def _check_table(self) -> None:
         for what in ("num_embeddings", "embedding_dim"):
-            value = getattr(self, what)
-            if not _is_whole(value) or value < 1:
+            value = _whole(getattr(self, what))
+            if value is None or value < 1:
                 self._refuse(what, "a whole number of at least 1")
-            object.__setattr__(self, what, operator.index(value))
+            object.__setattr__(self, what, value)
         self._choice("mode", ("sum", "mean", "max", None))
         self._choice("sharding", ("table_wise", "row_wise", "column_wise", None))
         self._choice("dtype", _DTYPES)
@@ -141,11 +142,12 @@ class RemoteEmbeddingSpec:
             self._refuse("args", "them together with module=, which they are for")
         if self.padding_idx is not None:
             rows = self.num_embeddings
-            if not _is_whole(self.padding_idx) or not -rows <= self.padding_idx < rows:
+            padding_idx = _whole(self.padding_idx)
+            if padding_idx is None or not -rows <= padding_idx < rows:
                 self._refuse("padding_idx", f"an id within the {rows} rows")
-            object.__setattr__(self, "padding_idx", operator.index(self.padding_idx) % rows)
-        for what, value in (("max_norm", self.max_norm), ("pooling_factor", self.pooling_factor)):
-            if value is not None and not _is_size(value):
+            object.__setattr__(self, "padding_idx", padding_idx % rows)
+        for what in ("max_norm", "pooling_factor"):
+            if getattr(self, what) is not None and not _is_size(getattr(self, what)):
                 self._refuse(what, "a finite number above 0, or None")
         if not _is_size(self.norm_type) and self.norm_type != math.inf:
             self._refuse("norm_type", "a number above 0")
@@ -189,14 +191,16 @@ class RemoteEmbeddingSpec:
         if getattr(self, what) not in choices:
             self._refuse(what, "one of " + ", ".join(map(repr, choices)))
 
-    def _refuse(self, what: str, wanted: str) -> None:
+    def _refuse(self, what: str, wanted: str) -> NoReturn:
         kind = "Table" if self.module is None else "Module"
         raise SpecError(f"{kind} '{self.name}' got {what}={getattr(self, what)!r}. Give {wanted}.")
 
 
-def _is_whole(value: object) -> bool:
-    """Whether a value is a whole number, if need be another library's; True and False are not."""
-    return hasattr(value, "__index__") and not isinstance(value, (bool, Tensor))
+def _whole(value: object) -> int | None:
+    """A whole number, which may be another library's; None if it is none, as True and False are."""
+    if isinstance(value, (bool, Tensor)) or not isinstance(value, SupportsIndex):
+        return None
+    return operator.index(value)
 
 
 def _is_size(value: object) -> bool:

@@ -116,7 +116,7 @@ def with_optimizers(
     if by_table:
         tables = ", ".join(f"'{spec.name}'" for spec in specs if spec.module is None) or "none"
         raise SpecError(
-            f"sparse_optimizer names {', '.join(map(repr, by_table))}, which are no tables. The "
+            f"sparse_optimizer names {', '.join(map(str, by_table))}, which are no tables. The "
             f"model's tables: {tables}. (A hosted module has its optimizer in its spec.)"
         )
     return tuple(filled)
