@@ -9,9 +9,37 @@ import torch
 
 import hybridpar as hp
 import not_finite as n
+from hybridpar.trainer.finite import first_non_finite
 
 WORLD = hp.Roles(trainers=2, servers=2)
 BAD: n.Bad = {(1, 1): "loss", (0, 3): "table", (1, 4): "dense"}
+
+
+INF, NAN = float("inf"), float("nan")
+LARGE = torch.full((4,), 6e4)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "wanted"),
+    [
+        ([], ""),
+        ([torch.ones(3)], ""),
+        ([torch.empty(0, 4), torch.ones(2)], ""),
+        ([torch.ones(3), torch.tensor([1.0, NAN])], "1"),
+        ([torch.tensor([INF, -INF]), torch.tensor([NAN])], "0"),
+        ([LARGE.half(), LARGE.half()], ""),
+        ([torch.full((4,), 3e38), torch.full((4,), -3e38)], ""),
+        ([torch.full((4,), 3e38), torch.tensor([-INF])], "1"),
+        ([torch.tensor([1e300], dtype=torch.float64), torch.ones(1)], ""),
+        ([torch.ones(2), torch.tensor([NAN], dtype=torch.bfloat16)], "1"),
+        ([torch.tensor([complex(1.0, INF)])], "0"),
+        ([torch.ones(2), torch.tensor([0.0, NAN]).to_sparse()], "1"),
+    ],
+    ids=["none", "ones", "empty", "nan", "inf", "half overflows", "sum overflows", "large and inf",
+         "double", "bfloat16", "complex", "sparse"],
+)  # fmt: skip
+def test_the_first_that_is_not_finite(tensors: list[torch.Tensor], wanted: str) -> None:
+    assert first_non_finite([(str(n), tensor) for n, tensor in enumerate(tensors)]) == wanted
 
 
 def assert_left_out(outcome: n.Outcome, plain: n.Plain, skipped: int) -> None:
