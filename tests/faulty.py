@@ -149,3 +149,63 @@ def waits_in_vain(ctx: hp.TrainerContext) -> None:
     if ctx.rank == 1:
         time.sleep(60)
     optimizer.step()
+
+
+def hold_everything(seconds: float) -> None:
+    """Compute for some time without letting another Python thread run."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e6)
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        pass
+    sys.setswitchinterval(interval)
+
+
+def slow_batch(ctx: hp.TrainerContext, seconds: float) -> int:
+    """One batch takes long, and its computation holds the interpreter."""
+
+    def loss(output: Tensor, batch: Batch) -> Tensor:
+        if ctx.rank == 1 and ctx.step == 2:
+            hold_everything(seconds)
+        return cross_entropy(output, batch)
+
+    return make_loop(ctx, loss).fit(make_batch(step, bags=True) for step in range(4)).steps
+
+
+def stop_in_step(ctx: hp.TrainerContext, rank: int, step: int) -> None:
+    """One trainer is stopped, as if by hand."""
+
+    def loss(output: Tensor, batch: Batch) -> Tensor:
+        if ctx.rank == rank and ctx.step == step:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return cross_entropy(output, batch)
+
+    make_loop(ctx, loss).fit(make_batch(number, bags=True) for number in range(1000))
+
+
+def wait_at(ctx: hp.TrainerContext, marks: str) -> None:
+    """Trainer 1 sits in a function of its own at step 3 until killed; the other waits for it."""
+
+    def asleep_in_the_loss() -> None:
+        Path(marks, "asleep").touch()
+        time.sleep(600)
+
+    def loss(output: Tensor, batch: Batch) -> Tensor:
+        if ctx.rank == 1 and ctx.step == 3:
+            asleep_in_the_loss()
+        return cross_entropy(output, batch)
+
+    make_loop(ctx, loss).fit(make_batch(step, bags=True) for step in range(1000))
+
+
+def fail_until(ctx: hp.TrainerContext, attempt: int, marks: str) -> tuple[int, float]:
+    """Fail in step 5 of every attempt before a given one, each role in turn."""
+
+    def loss(output: Tensor, batch: Batch) -> Tensor:
+        if ctx.attempt < attempt and ctx.rank == 1 and ctx.step == 5:
+            Path(marks, f"attempt{ctx.attempt}").touch()
+            fail(["raise", "kill"][ctx.attempt % 2])
+        return cross_entropy(output, batch)
+
+    result = make_loop(ctx, loss).fit(make_batch(step, bags=True) for step in range(10))
+    return ctx.attempt, result.last_loss

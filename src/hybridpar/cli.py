@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from hybridpar import __version__, demo
 from hybridpar.errors import HybridParError
+from hybridpar.launch import doctor
 from hybridpar.launch.launcher import RoleLauncher
 from hybridpar.launch.roles import Roles
 from hybridpar.trainer.progress import FitResult
@@ -57,6 +58,19 @@ def _parser() -> argparse.ArgumentParser:
     ):
         run_demo.add_argument(flag, type=_positive, default=default, metavar="N", help=what)
     run_demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of data and model")
+    ask_doctor = commands.add_parser(
+        "doctor",
+        help="tell what the processes of a running job do",
+        description="Tell what every process of a job on this machine does just now: which step it "
+        "is in, whom it waits for, and the Python stack of each of its threads. Without a job, "
+        "list the jobs that run.",
+        epilog="example: hybridpar doctor 4242",
+    )
+    ask_doctor.set_defaults(command=_doctor)
+    ask_doctor.add_argument(
+        "job", type=_positive, nargs="?", metavar="JOB",
+        help="process id of the script that called launch",
+    )  # fmt: skip
     return parser
 
 
@@ -65,6 +79,15 @@ def _positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is below 1")
     return number
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    if arguments.job is not None:
+        print(doctor.ask(arguments.job))
+        return 0
+    running = ", ".join(map(str, doctor.jobs()))
+    print(f"jobs on this machine: {running}" if running else "no job runs on this machine")
+    return 0
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -112,6 +112,10 @@ class WorkerError(HybridParError):
         self.exitcode = exitcode
         self.is_wait = is_wait
 
+    def with_more(self, text: str) -> WorkerError:
+        """The same error, with more to say of its cause."""
+        return _worker_error(self.__dict__ | {"cause": f"{self.cause}\n{text}"})
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _worker_error, (self.__dict__,)
 

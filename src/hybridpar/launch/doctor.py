@@ -150,20 +150,26 @@ def own_status(name: str, step: int | None, waits: list[str]) -> Status:
 
 
 def describe_all(names: Sequence[str], statuses: Mapping[str, Status]) -> str:
-    """What all processes do, as text; those that did not say are named."""
-    summary, details = ["hybridpar doctor: who waits for whom"], []
+    """What all processes do, as text, each thread's stack included."""
+    lines = ["hybridpar doctor: who waits for whom", *who_waits(names, statuses), ""]
+    for name in names:
+        if name in statuses:
+            lines += [f"-- {name} --", *statuses[name].stacks]
+    return "\n".join(lines)
+
+
+def who_waits(names: Sequence[str], statuses: Mapping[str, Status]) -> list[str]:
+    """A line a process: its step, and whom it waits for. Those that did not say are named."""
+    lines = []
     for name in names:
         status = statuses.get(name)
         if status is None:
-            summary.append(
+            lines.append(
                 f"  {name}: does not answer. It has ended or is stopped, or computes without "
                 "letting Python's other threads run."
             )
             continue
         where = "" if status.step is None else f", step {status.step}"
-        summary.append(
-            f"  {name} (process {status.pid}{where}): "
-            + ("; ".join(status.waits) if status.waits else "waits for no other process")
-        )
-        details += [f"-- {name} --", *status.stacks]
-    return "\n".join([*summary, "", *details])
+        what = "; ".join(status.waits) or "waits for no other process"
+        lines.append(f"  {name} (process {status.pid}{where}): {what}")
+    return lines

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hybridpar.launch.assignment import Report, Status
-from hybridpar.launch.doctor import Desk, describe_all
+from hybridpar.launch.doctor import Desk, describe_all, who_waits
 from hybridpar.launch.failure import End, choose_failure
 from hybridpar.launch.health import Health
 from hybridpar.launch.members import Member
@@ -95,12 +95,16 @@ class Watch:
         if failure.is_wait:  # nobody failed by itself: whoever reads it wants to see who waits
             self._deadline = math.inf
             print(self._describe(), file=sys.stderr, flush=True)  # noqa: T201 - a last report
+            raise failure.with_more("\n".join(["Who waits for whom:", *self._who_waits()]))
         raise failure
 
     def _describe(self) -> str:
         """What every process does, as text."""
         self._ask_all()
         return describe_all([member.name for member in self._members], self._statuses)
+
+    def _who_waits(self) -> list[str]:
+        return who_waits([member.name for member in self._members], self._statuses)
 
     def _ask_all(self) -> None:
         """Have every process that runs say what it does."""

@@ -10,8 +10,10 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,6 +33,7 @@ from hybridpar.launch.train_function import unpickled_work
 from hybridpar.master import Master
 from hybridpar.server.parameter_server import ParameterServer
 from hybridpar.trainer.context import TrainerContext
+from hybridpar.transport import Handler
 from hybridpar.waits import waits
 
 ASK_STATUS = b"status"  # what the launcher sends for a `Status`
@@ -123,14 +126,61 @@ def _play_master(assignment: Assignment, store: Store) -> None:
         lambda: connect_servers(assignment, store),
         assignment.timeout_s,
     )
-    listen(assignment, store, master.handle, master.lose)
-    master.wait_until_finished()
+    vain = _VainWait()
+    listen(assignment, store, vain.noted(master.handle), master.lose)
+    threading.Thread(target=vain.until, args=(master.wait_until_finished,), daemon=True).start()
+    vain.wait()
 
 
 def _play_server(assignment: Assignment, store: Store) -> None:
     server = ParameterServer(assignment.name, assignment.timeout_s)
-    listen(assignment, store, server.handle, server.lose)
-    server.stopped.wait()  # for as long as the job runs: the launcher ends it if the master dies
+    vain = _VainWait()
+    listen(assignment, store, vain.noted(server.handle), server.lose)
+    # For as long as the job runs: the launcher ends it if the master dies.
+    threading.Thread(target=vain.until, args=(server.stopped.wait,), daemon=True).start()
+    vain.wait()
+
+
+class _VainWait:
+    """Ends a server or the master, saying why, when one of its calls has waited in vain.
+
+    It knows who was missing. The trainers may be in an all-reduce, and hear its answer much later.
+    """
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+
+    def noted(self, handler: Handler) -> Handler:
+        """A handler whose vain waits are noted."""
+
+        def handle(peer: str, method: str, args: tuple[Any, ...]) -> object:
+            try:
+                return handler(peer, method, args)
+            except WaitTimeoutError as error:
+                self._end(error)
+                raise
+
+        return handle
+
+    def until(self, done: Callable[[], object]) -> None:
+        """End well when ``done`` returns, on a thread of its own; badly if it raises."""
+        try:
+            done()
+            self._end(None)
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
+            self._end(error)
+
+    def wait(self) -> None:
+        """Wait for the end."""
+        self._over.wait()
+        if self._error is not None:
+            raise self._error
+
+    def _end(self, error: BaseException | None) -> None:
+        if not self._over.is_set():
+            self._error = error
+            self._over.set()
 
 
 def _play_trainer(assignment: Assignment, store: Store, where: _Where) -> bytes:
@@ -140,7 +190,8 @@ def _play_trainer(assignment: Assignment, store: Store, where: _Where) -> bytes:
         store=PrefixStore("trainers", store),
         rank=assignment.rank,
         world_size=assignment.roles.trainers,
-        timeout=datetime.timedelta(seconds=assignment.timeout_s),
+        # Longer than servers and master wait for whoever is missing, whom they can name.
+        timeout=datetime.timedelta(seconds=assignment.timeout_s + 10),
     )
     master = connect(assignment, store, "master")
     servers = connect_servers(assignment, store)
@@ -193,7 +244,7 @@ def _report(name: str, error: BaseException, step: int | None) -> Report:
         remote_traceback=remote or _traceback_of(error),
         origin=origin,
         consequence=_is_consequence(error),
-        waited=isinstance(error, WaitTimeoutError),
+        waited=isinstance(error, WaitTimeoutError) or _is_gloo(error, "imed out"),
     )
 
 
@@ -212,8 +263,13 @@ def _is_consequence(error: BaseException) -> bool:
         seen.add(id(current))
         if isinstance(current, (PeerLostError, WaitTimeoutError, DistError)):
             return True
-        # gloo raises a plain RuntimeError, which begins with its own source file's name.
-        if isinstance(current, RuntimeError) and "/gloo/" in describe(current):
+        if _is_gloo(current):
             return True
         current = current.__cause__ or current.__context__
     return False
+
+
+def _is_gloo(error: BaseException, words: str = "") -> bool:
+    """Whether gloo raised it: a plain RuntimeError that begins with its own source file's name."""
+    text = describe(error) if isinstance(error, RuntimeError) else ""
+    return "/gloo/" in text and words in text
