@@ -166,11 +166,17 @@ def fit_many(ctx: hp.TrainerContext, runs: list[dict[str, Any]]) -> list[Outcome
 
 
 def leave_out(
-    trainers: int, bad: Bad, counts: list[int] | None = None, accumulate: int = 1, epochs: int = 1
+    trainers: int,
+    bad: Bad,
+    counts: list[int] | None = None,
+    kind: str = "both",
+    accumulate: int = 1,
+    epochs: int = 1,
 ) -> Plain:
     """One process on all trainers' batches, without the steps that any of them has a bad one in."""
     model = Plain()
-    tables = torch.optim.SGD([model.a.weight, model.b.weight], lr=LR)
+    weights = [model.a.weight, model.b.weight]
+    tables = adam(weights) if kind == "no table" else torch.optim.SGD(weights, lr=LR)
     dense = adam(list(model.top.parameters()))
     schedulers = schedules(dense, tables)
     counts = counts or [STEPS] * trainers

@@ -183,7 +183,7 @@ PLACES: dict[str, dict[str, Any]] = {
         "item": hp.optim.SGD(), "itme": hp.optim.SGD()}},
     "no module": {"specs": [hp.RemoteEmbeddingSpec(
         "tower", module=no_module, optimizer=functools.partial(torch.optim.SGD, lr=0.1))]},
-    "schedulers of nothing": {"specs": [table()], "schedulers": lambda dense, sparse: [dense.lr]},
+    "schedulers of nothing": {"specs": [table()], "schedulers": lambda dense, sparse: [0.5]},
     "no schedulers": {"specs": [table()], "schedulers": lambda dense, sparse: None},
     "no dense optimizer": {"specs": [table()], "dense_optimizer": lambda params: None},
 }  # fmt: skip

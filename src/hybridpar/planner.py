@@ -86,7 +86,7 @@ def _largest_tables(plan: Plan, servers: Sequence[int]) -> str:
             width = _row_bytes(kind.dtype, kind.settings, kind.num_columns)
             for part in slab.parts:
                 sizes[part.table] = sizes.get(part.table, 0) + part.num_rows * width
-    largest = sorted(sizes, key=lambda table: -sizes[table])[:3]
+    largest = sorted(sizes, key=lambda table: (-sizes[table], table))[:3]
     listed = ", ".join(f"'{table}' ({sizes[table]:,} bytes)" for table in largest)
     return f"Too little memory for table{'s' * (len(largest) > 1)} {listed}"
 

@@ -104,7 +104,7 @@ class FiniteCheck:
         if name and group is not None:
             self._leave_it_to_its_trainer(active, group)
         if self._found or name:
-            by_all = "" if group is None else ", averaged over the trainers"
+            by_all = "" if group is None else ", averaged over the trainers,"
             raise InputError(f"{self._found or self._described(name, by_all)} {_MEND}")
         return False
 
