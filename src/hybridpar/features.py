@@ -170,7 +170,15 @@ def _offset_bags(what: str, ids: Tensor, offsets: Tensor) -> Bags:
 
 def _ids(what: str, value: Tensor, dims: Collection[int]) -> Tensor:
     if value.dtype not in (torch.int64, torch.int32):
-        raise InputError(f"{what} has dtype {value.dtype}. Give int64 or int32: ids.long().")
+        mend = "Give int64 or int32: ids.long()."
+        if value.dtype == torch.bool:
+            mend = "Give int64 or int32 ids, not a mask: mask.nonzero() has those that are set."
+        raise InputError(f"{what} has dtype {value.dtype}. {mend}")
+    if value.is_meta or value.layout != torch.strided:
+        raise InputError(
+            f"{what} is a tensor on device '{value.device}' of layout {value.layout}. Give a dense "
+            "tensor that has values, on the CPU or another device."
+        )
     if value.dim() not in dims:
         wanted = " or ".join(f"{n}-D" for n in sorted(dims)[:2])
         raise InputError(f"{what} has shape {tuple(value.shape)}. Give a {wanted} tensor.")
@@ -182,10 +190,16 @@ def _ids(what: str, value: Tensor, dims: Collection[int]) -> Tensor:
 def _check_offsets(what: str, offsets: Tensor, num_indices: int) -> None:
     if offsets.numel() == 0:
         if num_indices:
-            raise InputError(f"{what} has {num_indices} ids but no offset: no bag holds them.")
+            raise InputError(
+                f"{what} has {num_indices} ids but no offset: no bag holds them. Give "
+                "each bag's start; the first is 0."
+            )
         return
     if int(offsets[0]) != 0:
-        raise InputError(f"{what}: offsets start at {int(offsets[0])}. The first must be 0.")
+        raise InputError(
+            f"{what}: offsets start at {int(offsets[0])}. The first must be 0. Offsets are where "
+            "each bag starts, not the bags' lengths."
+        )
     steps = offsets[1:] - offsets[:-1]
     if steps.numel() and int(steps.min()) < 0:
         bag = int((steps < 0).nonzero()[0]) + 1
@@ -205,7 +219,11 @@ def _check_range(what: str, spec: RemoteEmbeddingSpec, indices: Tensor) -> None:
         return
     low, high = (int(bound) for bound in torch.aminmax(indices))
     if low < 0:
-        raise InputError(f"{what} got the negative id {low} for table '{spec.name}'.")
+        raise InputError(
+            f"{what} got the negative id {low} for table '{spec.name}'. Ids run from 0 to "
+            f"{spec.num_embeddings - 1}: leave missing ones out of their bags, or give them one id "
+            "of their own and set padding_idx to it."
+        )
     if high >= spec.num_embeddings:
         raise InputError(
             f"{what} got id {high}, but num_embeddings of table '{spec.name}' is "
@@ -221,10 +239,11 @@ def _check_weights(
             f"{what} got per_sample_weights, but table '{spec.name}' has mode={spec.mode!r}. They "
             "go with mode='sum', as in torch."
         )
-    if tuple(weights.shape) != shape or not weights.is_floating_point():
+    if tuple(weights.shape) != shape or not weights.is_floating_point() or weights.is_meta:
+        meta = " without values (meta)" if weights.is_meta else ""
         raise InputError(
-            f"{what}: per_sample_weights are {weights.dtype} of shape {tuple(weights.shape)}. Give "
-            f"a float tensor of the ids' shape, {shape}."
+            f"{what}: per_sample_weights are {weights.dtype} of shape {tuple(weights.shape)}"
+            f"{meta}. Give a float tensor of the ids' shape, {shape}."
         )
     return weights.reshape(-1)
 

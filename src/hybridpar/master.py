@@ -11,7 +11,7 @@ from hybridpar.errors import HybridParError
 from hybridpar.gather import Gather
 from hybridpar.messages import ModelRequest, PlacedModel, ServedModel, TurnAnswer
 from hybridpar.optim import SparseOptimizerSettings
-from hybridpar.planner import make_plan
+from hybridpar.planner import check_memory, make_plan
 from hybridpar.rollcall import RollCall
 from hybridpar.sharding import Plan
 from hybridpar.transport import Peer
@@ -109,6 +109,7 @@ class Master:
         servers = self._connect()
         try:
             plan = make_plan(first.specs, len(servers))
+            check_memory(plan, [server.call("room") for server in servers])
             self._models += 1
             replies = [
                 server.send("create", self._served(rank, plan, first))

@@ -198,6 +198,18 @@ class PlacedModel:
     module_lrs: dict[str, list[float]] = field(default_factory=dict)
 
 
+class Room(NamedTuple):
+    """What a server says of the memory it may take.
+
+    Attributes:
+        machine: what it shares that memory with: servers of an equal machine.
+        num_bytes: bytes that are left; None if the system does not tell.
+    """
+
+    machine: str
+    num_bytes: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """What the master tells one server to hold."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import ClassVar
 
 import torch
@@ -62,11 +63,13 @@ class SparseOptimizerSettings:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, (int, float)) and not 0 <= value < math.inf:
+            if field.name in ("clip_value", "clip_norm"):
+                if value is not None and not (_is_number(value) and value > 0):
+                    self._refuse(field.name, value, "a finite number above 0, or None")
+            elif str(field.type) == "float" and not (_is_number(value) and value >= 0):
                 self._refuse(field.name, value, "a finite number that is not negative")
-        for name in ("clip_value", "clip_norm"):
-            if getattr(self, name) == 0:
-                self._refuse(name, 0, "a number above 0, or None")
+            elif str(field.type) == "bool" and not isinstance(value, bool):
+                self._refuse(field.name, value, "True or False")
 
     def state_widths(self, embedding_dim: int) -> dict[str, int]:
         """The rule's state: for each name, how many float32 values it keeps for a row."""
@@ -82,7 +85,12 @@ class SparseOptimizerSettings:
         return self.clip_norm is not None or ROW in self.state.values()
 
     def _refuse(self, name: str, value: object, wanted: str) -> None:
-        raise SpecError(f"{type(self).__name__} got {name}={value}. Give {wanted}.")
+        raise SpecError(f"{type(self).__name__} got {name}={value!r}. Give {wanted}.")
+
+
+def _is_number(value: object) -> bool:
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    return real and math.isfinite(value)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,8 +183,10 @@ class _AdamSettings(SparseOptimizerSettings):
     @override
     def __post_init__(self) -> None:
         SparseOptimizerSettings.__post_init__(self)
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            self._refuse("betas", self.betas, "two numbers from 0 to below 1")
+        given: object = self.betas
+        betas = given if isinstance(given, (tuple, list)) else ()
+        if len(betas) != 2 or not all(_is_number(beta) and 0 <= beta < 1 for beta in betas):
+            self._refuse("betas", given, "two numbers from 0 to below 1")
         object.__setattr__(self, "betas", tuple(self.betas))
 
 
@@ -246,6 +256,12 @@ class RMSprop(SparseOptimizerSettings):
     eps: float = 1e-8
 
     state: ClassVar[dict[str, str]] = {"square_avg": ELEMENT}
+
+    @override
+    def __post_init__(self) -> None:
+        SparseOptimizerSettings.__post_init__(self)
+        if self.alpha > 1:
+            self._refuse("alpha", self.alpha, "a number from 0 to 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

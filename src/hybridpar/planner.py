@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+import torch
+
 from hybridpar.errors import SpecError
+from hybridpar.messages import Room
 from hybridpar.optim import SparseOptimizerSettings
 from hybridpar.sharding import Placement, Plan, Shard, SlabKind, SlabLayout, SlabPart
 from hybridpar.specs import RemoteEmbeddingSpec, Sharding
@@ -45,6 +48,47 @@ def make_plan(specs: Sequence[RemoteEmbeddingSpec], num_servers: int) -> Plan:
     least_first = sorted(range(num_servers), key=lambda rank: planner.num_bytes[rank])
     modules = {name: least_first[index % num_servers] for index, name in enumerate(hosted)}
     return _lay_out(tables, parts, planner, modules)
+
+
+def check_memory(plan: Plan, rooms: Sequence[Room]) -> None:
+    """Refuse a plan that needs more memory than its servers' machines have left.
+
+    Args:
+        plan: the plan.
+        rooms: for each server, the memory of its machine. Servers of one machine share it.
+
+    Raises:
+        SpecError: names the servers, their largest tables, and the bytes.
+    """
+    machines: dict[str, list[int]] = {}
+    for server, room in enumerate(rooms):
+        machines.setdefault(room.machine, []).append(server)
+    for servers in machines.values():
+        left = [size for server in servers if (size := rooms[server].num_bytes) is not None]
+        needed = sum(plan.num_bytes[server] for server in servers)
+        if left and needed > min(left):
+            names = " and ".join(f"ps{server}" for server in servers)
+            raise SpecError(
+                f"{_largest_tables(plan, servers)}: all tables on {names} need {needed:,} bytes "
+                f"with their optimizer state, but {'their' if servers[1:] else 'its'} machine has "
+                f"{min(left):,} bytes of memory left. Make them smaller: fewer rows or columns, "
+                "dtype=torch.float16, an optimizer with less state such as RowWiseAdagrad; or use "
+                "servers on more machines."
+            )
+
+
+def _largest_tables(plan: Plan, servers: Sequence[int]) -> str:
+    """The tables that need most of some servers' memory, three at most, each with its bytes."""
+    sizes: dict[str, int] = {}
+    for server in servers:
+        for slab in plan.slabs[server]:
+            kind = slab.kind
+            width = _row_bytes(kind.dtype, kind.settings, kind.num_columns)
+            for part in slab.parts:
+                sizes[part.table] = sizes.get(part.table, 0) + part.num_rows * width
+    largest = sorted(sizes, key=lambda table: (-sizes[table], table))[:3]
+    listed = ", ".join(f"'{table}' ({sizes[table]:,} bytes)" for table in largest)
+    return f"Too little memory for table{'s' * (len(largest) > 1)} {listed}"
 
 
 class _Part(NamedTuple):
@@ -134,10 +178,13 @@ class _Planner:
 def row_bytes(spec: RemoteEmbeddingSpec, num_columns: int | None = None) -> int:
     """Bytes of one row of a table, optimizer state included; of some of its columns if given."""
     columns = spec.embedding_dim if num_columns is None else num_columns
-    settings = spec.optimizer
-    assert isinstance(settings, SparseOptimizerSettings)
-    state = sum(settings.state_widths(columns).values())
-    return columns * spec.dtype.itemsize + state * _FLOAT32_BYTES
+    assert isinstance(spec.optimizer, SparseOptimizerSettings)
+    return _row_bytes(spec.dtype, spec.optimizer, columns)
+
+
+def _row_bytes(dtype: torch.dtype, settings: SparseOptimizerSettings, num_columns: int) -> int:
+    state = sum(settings.state_widths(num_columns).values())
+    return num_columns * dtype.itemsize + state * _FLOAT32_BYTES
 
 
 def _why_not_by_columns(spec: RemoteEmbeddingSpec) -> str:

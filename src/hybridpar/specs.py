@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, TypeAlias
+from numbers import Real
+from typing import Any, Literal, NoReturn, SupportsIndex, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -96,42 +98,72 @@ class RemoteEmbeddingSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise SpecError("A RemoteEmbeddingSpec needs a name that is not empty.")
-        features: object = self.features
-        if isinstance(features, str):
-            self._refuse("features", f"a tuple of names, such as features=({features!r},)")
-        object.__setattr__(self, "features", tuple(self.features) or (self.name,))
+        name: object = self.name
+        if not isinstance(name, str) or not name:
+            raise SpecError(f"A RemoteEmbeddingSpec needs a name that is not empty, not {name!r}.")
+        self._check_features()
+        kinds = {"args": ((tuple, list), "a tuple"), "kwargs": (Mapping, "a dict"),
+                 "trainable": (bool, "True or False")}  # fmt: skip
+        for what, (kind, wanted) in kinds.items():
+            if not isinstance(getattr(self, what), kind):  # type: ignore[arg-type]
+                self._refuse(what, wanted)
+        seed = 0 if self.seed is None else _whole(self.seed)
+        if seed is None or not -(2**63) <= seed < 2**64:
+            self._refuse("seed", "a whole number that torch.manual_seed takes, or None")
+        object.__setattr__(self, "args", tuple(self.args))
         object.__setattr__(self, "kwargs", dict(self.kwargs))
         if self.module is not None:
             self._check_module()
         else:
             self._check_table()
 
+    def _check_features(self) -> None:
+        given: object = self.features
+        if isinstance(given, str):
+            self._refuse("features", f"a tuple of names, such as features=({given!r},)")
+        names = given if isinstance(given, Iterable) else [None]
+        features = tuple(names) or (self.name,)
+        if not all(isinstance(feature, str) and feature for feature in features):
+            self._refuse("features", "a tuple of names, such as features=('item', 'basket')")
+        if len(set(features)) < len(features):
+            self._refuse("features", "each name once")
+        object.__setattr__(self, "features", features)
+
     def _check_table(self) -> None:
         for what in ("num_embeddings", "embedding_dim"):
-            value = getattr(self, what)
-            if not hasattr(value, "__index__") or isinstance(value, bool) or value < 1:
+            value = _whole(getattr(self, what))
+            if value is None or value < 1:
                 self._refuse(what, "a whole number of at least 1")
-            object.__setattr__(self, what, operator.index(value))
+            object.__setattr__(self, what, value)
         self._choice("mode", ("sum", "mean", "max", None))
         self._choice("sharding", ("table_wise", "row_wise", "column_wise", None))
         self._choice("dtype", _DTYPES)
         if self.args or self.kwargs:
             self._refuse("args", "them together with module=, which they are for")
         if self.padding_idx is not None:
-            if not -self.num_embeddings <= self.padding_idx < self.num_embeddings:
-                self._refuse("padding_idx", f"an id within the {self.num_embeddings} rows")
-            object.__setattr__(self, "padding_idx", self.padding_idx % self.num_embeddings)
-        if self.max_norm is not None and not self.max_norm > 0:
-            self._refuse("max_norm", "a number above 0")
-        if self.pooling_factor is not None and not self.pooling_factor > 0:
-            self._refuse("pooling_factor", "a number above 0: about how many ids a sample has")
+            rows = self.num_embeddings
+            padding_idx = _whole(self.padding_idx)
+            if padding_idx is None or not -rows <= padding_idx < rows:
+                self._refuse("padding_idx", f"an id within the {rows} rows")
+            object.__setattr__(self, "padding_idx", padding_idx % rows)
+        for what in ("max_norm", "pooling_factor"):
+            if getattr(self, what) is not None and not _is_size(getattr(self, what)):
+                self._refuse(what, "a finite number above 0, or None")
+        if not _is_size(self.norm_type) and self.norm_type != math.inf:
+            self._refuse("norm_type", "a number above 0")
+        self._check_init()
         optimizer: object = self.optimizer
         if optimizer is not None and not isinstance(optimizer, SparseOptimizerSettings):
             self._refuse(
                 "optimizer", f"the settings hybridpar.optim.{sparse_name(optimizer)}(lr=...)"
             )
+
+    def _check_init(self) -> None:
+        init: object = self.init
+        if not (init is None or callable(init) or isinstance(init, (Tensor, str, os.PathLike))):
+            self._refuse("init", "a function that fills a tensor, a tensor, or a file's path")
+        if isinstance(init, Tensor) and (init.is_meta or init.is_complex()):
+            self._refuse("init", "a tensor of real numbers that has values")
         shape = (self.num_embeddings, self.embedding_dim)
         if isinstance(self.init, Tensor) and tuple(self.init.shape) != shape:
             raise SpecError(
@@ -159,20 +191,38 @@ class RemoteEmbeddingSpec:
         if getattr(self, what) not in choices:
             self._refuse(what, "one of " + ", ".join(map(repr, choices)))
 
-    def _refuse(self, what: str, wanted: str) -> None:
+    def _refuse(self, what: str, wanted: str) -> NoReturn:
         kind = "Table" if self.module is None else "Module"
         raise SpecError(f"{kind} '{self.name}' got {what}={getattr(self, what)!r}. Give {wanted}.")
+
+
+def _whole(value: object) -> int | None:
+    """A whole number, which may be another library's; None if it is none, as True and False are."""
+    if isinstance(value, (bool, Tensor)) or not isinstance(value, SupportsIndex):
+        return None
+    return operator.index(value)
+
+
+def _is_size(value: object) -> bool:
+    """Whether a value is a finite number above 0."""
+    return not isinstance(value, bool) and isinstance(value, Real) and 0 < float(value) < math.inf
 
 
 def specs_by_feature(specs: tuple[RemoteEmbeddingSpec, ...]) -> dict[str, RemoteEmbeddingSpec]:
     """The spec of the table that each feature reads, in the order of the specs.
 
     Raises:
-        SpecError: if two specs have one name, or two tables claim one feature.
+        SpecError: if one is no spec, two have one name, or two tables claim one feature.
     """
     names: set[str] = set()
     by_feature: dict[str, RemoteEmbeddingSpec] = {}
     for spec in specs:
+        given: object = spec
+        if not isinstance(given, RemoteEmbeddingSpec):
+            raise SpecError(
+                f"HybridModel got a {type(given).__name__} where a spec goes. Give it the specs "
+                "one after another: super().__init__(spec_a, spec_b), or (*specs)."
+            )
         if spec.name in names:
             raise SpecError(f"Two specs are named '{spec.name}'. Give every table its own name.")
         names.add(spec.name)

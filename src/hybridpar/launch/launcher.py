@@ -13,15 +13,16 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
-from hybridpar.errors import SpecError, TrainFunctionError, WorkerError
+from hybridpar.errors import SpecError, WorkerError
 from hybridpar.launch.assignment import Assignment
 from hybridpar.launch.doctor import Desk
 from hybridpar.launch.members import Member, end_all, start
 from hybridpar.launch.roles import Roles, process_name
+from hybridpar.launch.train_function import pickled_work
 from hybridpar.launch.watch import Watch
 
 Result = TypeVar("Result")
@@ -114,6 +115,13 @@ class RoleLauncher:
         heartbeat_limit_s: float = 5.0,
     ) -> None:
         self.roles = Roles.of(roles)
+        choices = {"device": (device, get_args(Device)),
+                   "start_method": (start_method, get_args(StartMethod))}  # fmt: skip
+        for name, (given, known) in choices.items():
+            if given is not None and given not in known:
+                raise SpecError(f"{name} is {given!r}. Choose {known[0]!r}, {known[1]!r} or None.")
+        if num_threads is not None and not (isinstance(num_threads, int) and num_threads >= 1):
+            raise SpecError(f"num_threads is {num_threads!r}. Give a whole number of at least 1.")
         self.device = device or _best_device(self.roles.trainers)
         self.start_method = start_method or ("spawn" if self.device == "cuda" else "forkserver")
         self.timeout_s = timeout_s
@@ -126,14 +134,14 @@ class RoleLauncher:
         self.heartbeat_limit_s = heartbeat_limit_s
         for name in ("timeout_s", "heartbeat_s", "heartbeat_limit_s"):
             value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise SpecError(f"{name} is {value}. Give a positive number of seconds.")
+            if not (isinstance(value, (int, float)) and 0 < value < math.inf):
+                raise SpecError(f"{name} is {value!r}. Give a positive number of seconds.")
         if not isinstance(max_restarts, int) or max_restarts < 0:
             raise SpecError(f"max_restarts is {max_restarts!r}. Give a whole number of at least 0.")
 
     def run(self, train: Callable[..., Result], args: Sequence[object] = ()) -> list[Result]:
         """Run one job; see :func:`launch`."""
-        work = _pickled_work(train, args)
+        work = pickled_work(train, args)
         for attempt in range(self.max_restarts):
             try:
                 return self._run_once(work, attempt)
@@ -188,20 +196,6 @@ class RoleLauncher:
             )
             for role, rank in self.roles.members()
         ]
-
-
-def _pickled_work(train: Callable[..., object], args: Sequence[object]) -> bytes:
-    if not callable(train):
-        raise TrainFunctionError(f"launch got train={train!r}. Give a function of the context.")
-    try:
-        return pickle.dumps((train, tuple(args)))
-    except Exception as error:
-        name = getattr(train, "__qualname__", repr(train))
-        raise TrainFunctionError(
-            f"The train function '{name}' or its args cannot be sent to other processes: {error}. "
-            "Define the function at the top of a module, not as a lambda or inside another "
-            "function, and pass plain values or tensors as args."
-        ) from error
 
 
 def _best_device(num_trainers: int) -> Device:

@@ -29,6 +29,7 @@ from hybridpar.errors import (
 from hybridpar.launch.assignment import Assignment, Report, Status
 from hybridpar.launch.doctor import own_status
 from hybridpar.launch.rendezvous import connect, connect_servers, listen, open_store
+from hybridpar.launch.train_function import unpickled_work
 from hybridpar.master import Master
 from hybridpar.server.parameter_server import ParameterServer
 from hybridpar.trainer.context import TrainerContext
@@ -203,7 +204,7 @@ def _play_trainer(assignment: Assignment, store: Store, where: _Where) -> bytes:
         shares_memory=assignment.share_memory,
         attempt=assignment.attempt,
     )
-    train, args = pickle.loads(assignment.work)
+    train, args = unpickled_work(assignment.name, assignment.work)
     result = _pickled_result(assignment.name, train(context, *args))
     for server in servers:
         server.settle()  # the last pushes of a loop by hand

@@ -38,7 +38,10 @@ class HostedModule:
         with seeded(spec, model_seed):
             self._module = spec.module(*spec.args, **spec.kwargs)
         if not isinstance(self._module, nn.Module):
-            raise SpecError(f"Module '{spec.name}' was built as a {type(self._module).__name__}.")
+            raise SpecError(
+                f"Module '{spec.name}' was built as a {type(self._module).__name__}. Give a class "
+                "of torch.nn.Module, or a function that returns one."
+            )
         self._optimizer = self._build_optimizer(spec)
         self._seed = f"{model_seed}/{spec.name}"
         self._graphs: dict[tuple[int, int], Tensor] = {}  # by rank and call

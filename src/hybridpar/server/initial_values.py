@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from hybridpar.errors import SpecError
+from hybridpar.errors import SpecError, describe
 from hybridpar.sharding import SlabPart
 from hybridpar.specs import RemoteEmbeddingSpec
 
@@ -76,9 +77,7 @@ def _blocks(spec: RemoteEmbeddingSpec) -> Iterator[tuple[int, Tensor]]:
             init(block)
             yield start, block
         return
-    values = spec.init
-    if not isinstance(values, Tensor):
-        values = torch.load(values, mmap=True, weights_only=True, map_location="cpu")
+    values = spec.init if isinstance(spec.init, Tensor) else _loaded(spec.name, spec.init)
     shape = (spec.num_embeddings, spec.embedding_dim)
     if not isinstance(values, Tensor) or tuple(values.shape) != shape:
         got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
@@ -88,6 +87,16 @@ def _blocks(spec: RemoteEmbeddingSpec) -> Iterator[tuple[int, Tensor]]:
         )
     for start, stop in _ranges(spec.num_embeddings, spec.embedding_dim):
         yield start, values[start:stop]
+
+
+def _loaded(table: str, path: str | os.PathLike[str]) -> object:
+    try:
+        return torch.load(path, mmap=True, weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise SpecError(
+            f"Table '{table}': a server cannot read init, the file {path}: {describe(error)}. Save "
+            "a tensor there with torch.save, where every server can read it."
+        ) from error
 
 
 def _check_blockwise(spec: RemoteEmbeddingSpec, init: object) -> None:

@@ -25,6 +25,7 @@ from hybridpar.messages import (
 from hybridpar.rollcall import Ranks, RollCall
 from hybridpar.server.clocks import Clocks
 from hybridpar.server.gradients import Lanes
+from hybridpar.server.memory import room
 from hybridpar.server.model_shard import ModelShard, Written
 from hybridpar.server.timings import Timings
 from hybridpar.shared_memory import Handle, OutboxName, attach, forget
@@ -33,7 +34,8 @@ from hybridpar.shared_memory import Handle, OutboxName, attach, forget
 class ParameterServer:
     """The one parameter server of a server process.
 
-    The master calls ``create`` and ``stop``; trainers call the public methods of `_Service`.
+    The master calls ``room``, ``create`` and ``stop``; trainers call the public methods of
+    `_Service`.
 
     Args:
         name: the process's name, such as ``"ps0"``.
@@ -51,6 +53,8 @@ class ParameterServer:
         """Answer one call of one peer."""
         if method == "create":
             return self._create(*args)
+        if method == "room":
+            return room()
         if method == "stop":
             self._stop_asked = True
             return None

@@ -85,10 +85,11 @@ class MixedPrecision:
 
     def step(self, dense: torch.optim.Optimizer | None, *, skip: bool) -> None:
         """Step the dense optimizer unless the step is skipped, and adapt the scale."""
-        if self._scaler is None:
-            if dense is not None:
-                dense.step()
-            return
-        if dense is not None and not skip:
+        if dense is not None and skip:
+            dense._opt_called = True  # type: ignore[attr-defined] # else schedulers warn
+        elif dense is not None and self._scaler is None:
+            dense.step()
+        elif dense is not None and self._scaler is not None:
             self._scaler.step(dense)
-        self._scaler.update()
+        if self._scaler is not None:
+            self._scaler.update()

@@ -23,6 +23,7 @@ class Batches(Generic[Batch]):
 
     Args:
         source: an iterable, a one-shot iterator, or a function from the epoch to an iterable.
+            Text is none.
         epochs: how many passes will be asked for. A one-shot iterator is kept in memory only if
             there is more than one.
 
@@ -46,15 +47,9 @@ class Batches(Generic[Batch]):
         if isinstance(source, Iterator):
             return self._first_pass(source) if self._passes == 1 else iter(self._kept)
         if callable(source) and not isinstance(source, Iterable):
-            return iter(source(number))
+            return _iterator(source(number), "fit's function of the epoch returned")
         self._tell_sampler(number)
-        try:
-            return iter(source)
-        except TypeError as error:
-            raise InputError(
-                f"fit got batches of type {type(source).__name__}. Give an iterable of batches, or "
-                "a function that returns one for an epoch."
-            ) from error
+        return _iterator(source, "fit got")
 
     def resumed(self, number: int, position: Position | None) -> tuple[int, Iterator[Batch]]:
         """The batches of a pass, or those of it that were not used before a checkpoint.
@@ -100,6 +95,18 @@ class Batches(Generic[Batch]):
             set_epoch = getattr(holder, "set_epoch", None)
             if callable(set_epoch):
                 set_epoch(number)
+
+
+def _iterator(source: object, who: str) -> Iterator[Any]:
+    try:
+        if isinstance(source, (str, bytes)):
+            raise TypeError("text has no batches")
+        return iter(source)  # type: ignore[call-overload, no-any-return]
+    except TypeError as error:
+        raise InputError(
+            f"{who} batches of type {type(source).__name__}. Give an iterable of batches, or a "
+            "function that returns one for an epoch."
+        ) from error
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

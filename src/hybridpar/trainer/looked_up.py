@@ -75,6 +75,15 @@ class LookedUp:
         """For each piece its gradient, (its rows, D)."""
         return self._grads
 
+    def named_gradients(self) -> list[tuple[str, Tensor]]:
+        """The gradients that came, each with whose it is, such as ``"table 'item'"``."""
+        if self.slab < 0:
+            names = [f"module '{self.module[0]}'"]
+        else:
+            names = [f"table '{self.batch.table_of(piece.feature)}'" for piece in self.pieces]
+        named = zip(names, self._grads, strict=True)
+        return [(name, grad) for name, grad in named if grad is not None]
+
     def joined(self, outbox: Outbox | None, dtype: torch.dtype) -> Tensor:
         """The whole gradient: (S, D) of a dtype on the CPU, in the outbox if there is one."""
         grads = [grad for grad in self._grads if grad is not None]

@@ -15,18 +15,25 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hybridpar.checkpoint.folders import newest
 from hybridpar.errors import SpecError
-from hybridpar.optim import SparseOptimizerSettings, dense_name
 from hybridpar.trainer.amp import MixedPrecision
 from hybridpar.trainer.batches import Batches
 from hybridpar.trainer.checkpoint import Checkpoint, Position
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.dense import CommHook, DenseHalf
+from hybridpar.trainer.finite import FiniteCheck
 from hybridpar.trainer.model import HybridModel
+from hybridpar.trainer.parts import built_dense_optimizer, check_parts, checked_schedulers
 from hybridpar.trainer.passes import Passes
 from hybridpar.trainer.profile import Profiler
 from hybridpar.trainer.progress import FitResult, Progress
 from hybridpar.trainer.saver import Saver
-from hybridpar.trainer.settings import Consistency, SparseSettings
+from hybridpar.trainer.settings import (
+    Consistency,
+    NonFinite,
+    SparseSettings,
+    check_epochs,
+    check_loop,
+)
 from hybridpar.trainer.sparse_optimizer import SparseOptimizer
 from hybridpar.trainer.steps import Losses, Steps
 
@@ -74,10 +81,15 @@ class TrainerLoop(Generic[Batch]):
         checkpoint: where and when to save; see :class:`Checkpoint`.
         schedulers: called with (dense optimizer or None, sparse optimizer); returns torch's
             learning-rate schedulers, each stepped after every optimizer step.
+        non_finite: what becomes of a step in which a trainer's loss, or the gradient of a table,
+            hosted module or parameter, has NaN or infinity. ``"raise"``: that trainer raises
+            InputError. ``"skip"``: all trainers leave the step out, in both halves;
+            ``FitResult.skipped`` counts it. ``"ignore"``: nothing is looked at, as in plain torch.
+            With an enabled ``grad_scaler`` the scaler decides, whatever this says: it skips.
 
     Raises:
-        SpecError: if an optimizer is of the wrong kind, a setting is wrong, or the trainers' specs
-            differ.
+        SpecError: if an optimizer is of the wrong kind, a setting is wrong, the trainers' specs
+            differ, or the servers lack the memory.
 
     Example:
         >>> def train(ctx):
@@ -111,13 +123,24 @@ class TrainerLoop(Generic[Batch]):
         comm_hook: CommHook | None = None,
         checkpoint: Checkpoint | None = None,
         schedulers: MakeSchedulers = _no_schedulers,
+        non_finite: NonFinite = "raise",
     ) -> None:
-        if accumulate < 1:
-            raise SpecError(f"accumulate is {accumulate}. Give how many batches make a step.")
+        check_loop(
+            loss=loss,
+            accumulate=accumulate,
+            autocast=autocast,
+            grad_scaler=grad_scaler,
+            clip_grad_norm=clip_grad_norm,
+            clip_grad_value=clip_grad_value,
+            ddp=ddp,
+            schedulers=schedulers,
+            non_finite=non_finite,
+        )
+        check_parts(model, ctx)
         if accumulate > 1 and (ddp or {}).get("static_graph"):
             raise SpecError("DDP cannot accumulate with static_graph. Leave out one of the two.")
         self.model = model.to(ctx.device)
-        self.dense_optimizer = _dense_optimizer(model, dense_optimizer)
+        self.dense_optimizer = built_dense_optimizer(model, dense_optimizer)
         self.sparse_optimizer = model.connect(
             ctx,
             sparse_optimizer,
@@ -127,6 +150,7 @@ class TrainerLoop(Generic[Batch]):
             wire_dtype=wire_dtype,
         )
         self._ctx = ctx
+        precision = MixedPrecision(ctx, autocast, grad_scaler)
         self._steps = Steps(
             model=model,
             ctx=ctx,
@@ -134,8 +158,15 @@ class TrainerLoop(Generic[Batch]):
             dense_optimizer=self.dense_optimizer,
             sparse_optimizer=self.sparse_optimizer,
             dense=DenseHalf(model, ctx, ddp or {}, comm_hook),
-            precision=MixedPrecision(ctx, autocast, grad_scaler),
-            schedulers=list(schedulers(self.dense_optimizer, self.sparse_optimizer)),
+            precision=precision,
+            finite=FiniteCheck(
+                non_finite if precision.scaler is None else "ignore",
+                ctx,
+                model,
+                self.sparse_optimizer,
+                reduced_in_place=bool((ddp or {}).get("gradient_as_bucket_view")),
+            ),
+            schedulers=checked_schedulers(schedulers(self.dense_optimizer, self.sparse_optimizer)),
             accumulate=accumulate,
             clip_norm=clip_grad_norm,
             clip_value=clip_grad_value,
@@ -183,8 +214,11 @@ class TrainerLoop(Generic[Batch]):
                 they were instead.
 
         Raises:
-            InputError: if a batch is refused, or the loss is no scalar.
+            InputError: if a batch is refused, the loss is no scalar or has no gradient, or
+                something is not finite (see ``non_finite``).
+            SpecError: if ``epochs`` is no number of passes.
         """
+        check_epochs(epochs)
         started = time.perf_counter()
         progress = Progress()
         if resume:
@@ -257,25 +291,3 @@ class TrainerLoop(Generic[Batch]):
                 "TrainerLoop(checkpoint=hybridpar.Checkpoint(directory))."
             )
         return self._checkpoint
-
-
-def _dense_optimizer(
-    model: nn.Module, make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-) -> torch.optim.Optimizer | None:
-    given: object = make
-    kind = given if isinstance(given, type) else type(given)
-    if issubclass(kind, SparseOptimizerSettings):
-        raise SpecError(
-            f"dense_optimizer got {given!r}, a setting for tables. Give a function of the "
-            f"parameters: lambda params: torch.optim.{dense_name(given)}(params, lr=...)."
-        )
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
-        return None
-    optimizer = make(parameters) if callable(make) else make
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise SpecError(
-            f"dense_optimizer gave {optimizer!r}. Give a function of the parameters that returns "
-            "a torch optimizer: lambda params: torch.optim.SGD(params, lr=0.1)."
-        )
-    return optimizer

@@ -18,9 +18,11 @@ class FitResult:
         steps: number of optimizer steps, all epochs together.
         first_loss: loss of the first step; NaN if there was none.
         last_loss: loss of the last step; NaN if there was none.
-        epoch_losses: for each epoch, the mean of this trainer's losses; NaN if it had no batch.
+        epoch_losses: for each epoch, the mean of this trainer's losses; NaN if there was none. The
+            loss of a skipped step counts nowhere.
         seconds: wall-clock time.
-        skipped: steps that loss scaling skipped because a gradient overflowed.
+        skipped: how many of the steps all trainers skipped: because a gradient overflowed under
+            loss scaling, or a value was not finite and the loop has ``non_finite="skip"``.
         staleness: for each table, how often the rows of a batch lacked so many steps of the
             slowest trainer: ``{"item": {0: 2, 1: 98}}``. All 0 in sync mode. Counted over the
             loop's life.
@@ -58,9 +60,12 @@ class Progress:
         self._sums.append(None)
         self._counts.append(0)
 
-    def add(self, loss: Tensor) -> None:
-        """Count one step and its loss, a scalar tensor."""
+    def add(self, loss: Tensor, *, skipped: bool = False) -> None:
+        """Count one step, and its loss, a scalar tensor, unless the step was skipped."""
         self._steps += 1
+        self.skipped += skipped
+        if skipped:
+            return
         self._first = loss if self._first is None else self._first
         self._last = loss
         total = self._sums[-1]

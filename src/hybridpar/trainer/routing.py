@@ -55,6 +55,10 @@ class RoutedBatch:
             for _, checked, _ in self._features.values()
         )
 
+    def table_of(self, feature: str) -> str:
+        """The name of the table that a feature reads."""
+        return self._features[feature][0].name
+
     def refresh(self, inputs: Mapping[str, FeatureValue]) -> None:
         """Take the per-sample weights from ``sparse_inputs`` called anew.
 
@@ -63,8 +67,9 @@ class RoutedBatch:
         """
         for feature, (spec, checked, placement) in self._features.items():
             if checked.weights is not None:
-                again = check(feature, spec, inputs[feature], "this trainer")
-                if not torch.equal(again.bags.indices, checked.bags.indices):
+                given = inputs.get(feature)
+                again = None if given is None else check(feature, spec, given, "this trainer")
+                if again is None or not torch.equal(again.bags.indices, checked.bags.indices):
                     raise InputError(
                         f"sparse_inputs gave feature '{feature}' other ids when called again for "
                         "the same batch. Draw what is random when the batch is made."
@@ -193,10 +198,10 @@ class Router:
     def _spec_of(self, feature: str, where: str) -> RemoteEmbeddingSpec:
         spec = self._by_feature.get(feature)
         if spec is None:
-            known = ", ".join(map(repr, self._by_feature))
+            known = ", ".join(map(repr, self._by_feature)) or "none"
             raise InputError(
-                f"sparse_inputs on {where} gave feature '{feature}', which no spec names. The "
-                f"specs name {known}."
+                f"sparse_inputs on {where} gave feature {feature!r}, which no spec names. The "
+                f"specs name {known}: add it to a spec's features=, or leave it out."
             )
         return spec
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 from hybridpar import optim
 from hybridpar.errors import SpecError
@@ -14,7 +15,61 @@ from hybridpar.optim import SparseOptimizerSettings
 from hybridpar.specs import RemoteEmbeddingSpec
 
 Consistency: TypeAlias = Literal["sync", "async", "bounded"]
+NonFinite: TypeAlias = Literal["raise", "skip", "ignore"]
 SparseSettings: TypeAlias = "SparseOptimizerSettings | Mapping[str, SparseOptimizerSettings] | None"
+
+
+def _is_size(value: object) -> bool:
+    """Whether it is None or a number above 0."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value is None or (number and value > 0)  # type: ignore[operator]
+
+
+# For each setting of a loop, what it must be, and what to give instead.
+_LOOP: dict[str, tuple[Callable[[object], bool], str]] = {
+    "loss": (callable, "Give a function of (output, batch) that returns a scalar tensor."),
+    "accumulate": (
+        lambda n: isinstance(n, int) and not isinstance(n, bool) and n >= 1,
+        "Give how many batches make a step: a whole number of at least 1.",
+    ),
+    "autocast": (
+        lambda dtype: dtype in (None, torch.bfloat16, torch.float16),
+        "Give torch.bfloat16, torch.float16 or None.",
+    ),
+    "grad_scaler": (
+        lambda scaler: scaler is None or isinstance(scaler, GradScaler),
+        "Give a torch.amp.GradScaler or None.",
+    ),
+    "clip_grad_norm": (_is_size, "Give a number above 0, or None."),
+    "clip_grad_value": (_is_size, "Give a number above 0, or None."),
+    "non_finite": (
+        lambda policy: policy in ("raise", "skip", "ignore"),
+        "Choose one of 'raise', 'skip', 'ignore'.",
+    ),
+    "ddp": (
+        lambda options: options is None or isinstance(options, Mapping),
+        "Give a dict of DistributedDataParallel's keyword arguments.",
+    ),
+    "schedulers": (
+        callable,
+        "Give a function of (dense optimizer or None, sparse optimizer) that returns a list of "
+        "torch's learning-rate schedulers.",
+    ),
+}
+
+
+def check_loop(**settings: object) -> None:
+    """Refuse a setting of `TrainerLoop` that is of the wrong kind or out of its range."""
+    for name, value in settings.items():
+        fits, mend = _LOOP[name]
+        if not fits(value):
+            raise SpecError(f"{name} is {value!r}. {mend}")
+
+
+def check_epochs(epochs: object) -> None:
+    """Refuse a number of passes over the data that is none."""
+    if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 0:
+        raise SpecError(f"epochs is {epochs!r}. Give how many passes: a whole number.")
 
 
 def check_consistency(consistency: str, staleness: int | None) -> None:
@@ -23,7 +78,9 @@ def check_consistency(consistency: str, staleness: int | None) -> None:
         raise SpecError(
             f"consistency is {consistency!r}. Choose one of 'sync', 'async', 'bounded'."
         )
-    if consistency == "bounded" and (not isinstance(staleness, int) or staleness < 0):
+    if consistency == "bounded" and (
+        not isinstance(staleness, int) or isinstance(staleness, bool) or staleness < 0
+    ):
         raise SpecError(
             f"consistency='bounded' got staleness={staleness!r}. Say by how many steps rows may be "
             "behind: a whole number of at least 0."
@@ -57,7 +114,11 @@ def with_optimizers(
             spec = replace(spec, optimizer=settings)
         filled.append(spec)
     if by_table:
-        raise SpecError(f"sparse_optimizer names {', '.join(by_table)}, which are no tables.")
+        tables = ", ".join(f"'{spec.name}'" for spec in specs if spec.module is None) or "none"
+        raise SpecError(
+            f"sparse_optimizer names {', '.join(map(str, by_table))}, which are no tables. The "
+            f"model's tables: {tables}. (A hosted module has its optimizer in its spec.)"
+        )
     return tuple(filled)
 
 

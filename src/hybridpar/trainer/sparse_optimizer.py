@@ -134,9 +134,22 @@ class SparseOptimizer(torch.optim.Optimizer):
             if grad is not None
         ]
 
+    def named_gradients(self) -> list[tuple[str, Tensor]]:
+        """The gradients since the last step, each with the table's or module's name."""
+        return [
+            named
+            for looked_up in self._with_gradient.values()
+            for named in looked_up.named_gradients()
+        ]
+
     def gradients(self, *, skip: bool = False) -> Gradients:
-        """The gradients since the last step, in the order of their lookups, with the rates."""
-        in_order = (self._with_gradient[number] for number in sorted(self._with_gradient))
+        """The gradients since the last step, in the order of their lookups, with the rates.
+
+        Args:
+            skip: whether nobody's are to be applied; then there is none to send.
+        """
+        numbers = [] if skip else sorted(self._with_gradient)
+        in_order = (self._with_gradient[number] for number in numbers)
         looked_up = [each for each in in_order if each.module[0] not in self._tables.frozen]
         lrs: dict[str, list[float]] = {name: [] for name in self._tables.specs}
         for group in self.param_groups:

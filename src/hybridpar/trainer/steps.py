@@ -19,6 +19,7 @@ from hybridpar.trainer.batches import to_device
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.dense import DenseHalf
 from hybridpar.trainer.exchange import Round
+from hybridpar.trainer.finite import FiniteCheck
 from hybridpar.trainer.model import HybridModel
 from hybridpar.trainer.profile import Profiler
 from hybridpar.trainer.progress import Progress
@@ -51,6 +52,7 @@ class Steps(Generic[Batch]):
         sparse_optimizer: the tables'.
         dense: the dense half under DDP.
         precision: autocast and loss scaling.
+        finite: what becomes of a loss or gradient that is not finite.
         schedulers: stepped after every step.
         accumulate: batches a step.
         clip_norm: the dense gradient's largest norm.
@@ -64,6 +66,7 @@ class Steps(Generic[Batch]):
     sparse_optimizer: SparseOptimizer
     dense: DenseHalf
     precision: MixedPrecision
+    finite: FiniteCheck
     schedulers: Sequence[LRScheduler]
     accumulate: int
     clip_norm: float | None
@@ -111,10 +114,9 @@ class Steps(Generic[Batch]):
         while group:
             exchange.announce(following[0][1] if following else None)
             loss, pushed = self._backward(group, current)
-            progress.add(loss)
-            skip = self._step_dense(current.active)
+            skip = self._step_dense(current.active, pushed=pushed)
+            progress.add(loss, skipped=skip)
             self._lap(DENSE)
-            progress.skipped += skip
             if not pushed:
                 self._push(skip=skip)
             for scheduler in self.schedulers:
@@ -154,14 +156,18 @@ class Steps(Generic[Batch]):
             self.dense_optimizer.zero_grad()
         exchange = self.model._connected_exchange
         losses, pushed = [], False
+        self.finite.begin()
 
         def push() -> None:
             nonlocal pushed
             self._lap(BACKWARD)
-            self._push()
-            pushed = True
+            if self.finite.see_gradients():
+                self._push()
+                pushed = True
 
-        may_push = self.precision.scaler is None and not exchange.clips_norms
+        may_push = (
+            self.precision.scaler is None and not exchange.clips_norms and self.finite.pushes_early
+        )
         for number, (batch, routed) in enumerate(group):
             last = number == len(group) - 1
             pooled = current.pooled if number == 0 else exchange.lookup(routed)
@@ -172,6 +178,7 @@ class Steps(Generic[Batch]):
             with nullcontext() if last else self.dense.no_sync(current.active):
                 with self.precision.autocast():
                     loss = self._total(self.loss(module(embeddings, batch), batch))
+                self.finite.see_loss(loss)
                 self._lap(FORWARD)
                 with self.sparse_optimizer.when_complete(push if last and may_push else None):
                     self.precision.scale(loss / len(group)).backward()  # type: ignore[no-untyped-call]
@@ -187,26 +194,32 @@ class Steps(Generic[Batch]):
 
     def _total(self, losses: Losses) -> Tensor:
         """The scalar to train on."""
-        parts = list(losses.values()) if isinstance(losses, Mapping) else [losses]
-        if not parts:
-            raise InputError(f"The loss on {self.ctx.name} named no loss. Return one at least.")
-        for part in parts:
+        named = losses if isinstance(losses, Mapping) else {"": losses}
+        where = f"on {self.ctx.name} (step {self.ctx.step})"
+        if not named:
+            raise InputError(f"The loss {where} is an empty dict. Return one loss at least.")
+        for name, part in named.items():
             if not isinstance(part, Tensor) or part.numel() != 1:
-                got = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else type(part)
+                got = f"of shape {tuple(part.shape)}" if isinstance(part, Tensor) else _kind(part)
                 raise InputError(
-                    f"The loss on {self.ctx.name} (step {self.ctx.step}) is of {got}. Return a "
-                    "scalar tensor, such as loss.mean(), or several by name."
+                    f"The loss {where}{name and f', {name!r},'} is {got}. Return a scalar tensor, "
+                    "such as loss.mean(), or several by name."
                 )
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
+        first, *others = named.values()
+        total = sum(others, start=first)
+        if not total.requires_grad:
+            raise InputError(
+                f"The loss {where} depends on no embedding and no parameter that learns, so there "
+                "is no gradient. Look for a detach(), item() or no_grad() in forward or loss, or "
+                "for a model that is frozen as a whole."
+            )
         return total
 
-    def _step_dense(self, active: tuple[int, ...]) -> bool:
+    def _step_dense(self, active: tuple[int, ...], *, pushed: bool) -> bool:
         """Clip and step the dense half; whether the step was skipped, for the sparse half too."""
-        skip = self.precision.unscale(
-            self.dense_optimizer, self.sparse_optimizer, self.dense.group(active)
-        )
+        group = self.dense.group(active)
+        skip = self.finite.settle(active, group, pushed=pushed)
+        skip |= self.precision.unscale(self.dense_optimizer, self.sparse_optimizer, group)
         if self.clip_value is not None:
             nn.utils.clip_grad_value_(self.model.parameters(), self.clip_value)
         if self.clip_norm is not None:
@@ -217,3 +230,7 @@ class Steps(Generic[Batch]):
     def _lap(self, phase: str) -> None:
         """What has passed since the last lap was this phase of the step."""
         self.model._connected.stopwatch.lap(phase)
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"
