@@ -24,10 +24,13 @@ from typing import Literal, TypeVar
 import torch
 
 from hybridpar.errors import SpecError, TrainFunctionError
-from hybridpar.launch import worker
+from hybridpar.launch import elastic, worker
 from hybridpar.launch.assignment import Assignment, Report
 from hybridpar.launch.failure import choose_failure
+from hybridpar.launch.heartbeat import Beating
+from hybridpar.launch.joining import ElasticSettings
 from hybridpar.launch.roles import Roles, process_name
+from hybridpar.launch.surroundings import Surroundings
 
 Result = TypeVar("Result")
 StartMethod = Literal["forkserver", "spawn"]
@@ -47,11 +50,13 @@ def launch(
     args: Sequence[object] = (),
     device: Device | None = None,
 ) -> list[Result]:
-    """Run ``train`` in every trainer of a job on this machine, and return what it returned.
+    """Run ``train`` in every trainer of a job, and return what it returned.
 
-    Starts one master, the parameter servers and the trainers, waits until every trainer has
-    finished, and leaves no process behind, whatever happens. Call it under
-    ``if __name__ == "__main__":``, as multiprocessing asks for.
+    Starts one master, the parameter servers and the trainers on this machine, waits until every
+    trainer has finished, and leaves no process behind, whatever happens. Call it under
+    ``if __name__ == "__main__":``, as multiprocessing asks for. In a process that torchrun started
+    it starts nothing: this process plays one of the roles itself, and the results come back in
+    each of them.
 
     Args:
         train: called as ``train(ctx, *args)`` with a :class:`TrainerContext`. A function that the
@@ -68,7 +73,9 @@ def launch(
     Raises:
         WorkerError: if a process raised, died, or waited in vain; names the one that failed first.
         TrainFunctionError: if ``train``, its arguments or its result cannot be pickled.
-        SpecError: if the roles are wrong.
+        SpecError: if the roles are wrong, or torchrun's processes do not fit together.
+        WaitTimeoutError: if a process that torchrun should have started does not come.
+        PeerLostError: if torchrun's store cannot be reached.
 
     Example:
         >>> def train(ctx):
@@ -80,7 +87,7 @@ def launch(
 
 
 class RoleLauncher:
-    """Runs jobs of given roles on this machine; :func:`launch` with every setting.
+    """Runs jobs of given roles; :func:`launch` with every setting.
 
     Args:
         roles: how many processes play which part.
@@ -93,6 +100,14 @@ class RoleLauncher:
             else an equal share of the cores.
         share_memory: whether trainers read the tables of servers on this machine themselves, and
             servers the trainers' gradients; False sends everything by socket, as between machines.
+        interface: under torchrun, the name of the network interface to use, such as ``"eth0"``;
+            None takes ``HYBRIDPAR_INTERFACE``, else that of the route to the master.
+        heartbeat_s: under torchrun, how often a process gives the master a sign of life.
+        heartbeat_limit_s: after which silence it is lost, and the job ends; at least three times
+            ``heartbeat_s``.
+
+    Under torchrun ``start_method`` has no meaning, and without ``num_threads`` torch's own setting
+    stays.
 
     Raises:
         SpecError: if a setting is wrong.
@@ -107,6 +122,9 @@ class RoleLauncher:
         timeout_s: float = 1800.0,
         num_threads: int | None = None,
         share_memory: bool = True,
+        interface: str | None = None,
+        heartbeat_s: float = 1.0,
+        heartbeat_limit_s: float = 5.0,
     ) -> None:
         self.roles = Roles.of(roles)
         self.device = device or _best_device(self.roles.trainers)
@@ -118,10 +136,22 @@ class RoleLauncher:
             raise SpecError("CUDA cannot be used in forked processes. Use start_method='spawn'.")
         if not (timeout_s > 0 and math.isfinite(timeout_s)):
             raise SpecError(f"timeout_s is {timeout_s}. Give a positive number of seconds.")
+        self._elastic = ElasticSettings(
+            roles=self.roles,
+            device=device,
+            timeout_s=timeout_s,
+            num_threads=num_threads,
+            share_memory=share_memory,
+            interface=interface,
+            beating=Beating.checked(heartbeat_s, heartbeat_limit_s),
+        )
 
     def run(self, train: Callable[..., Result], args: Sequence[object] = ()) -> list[Result]:
         """Run one job; see :func:`launch`."""
         work = _pickled_work(train, args)
+        here = Surroundings.read()
+        if here is not None:
+            return elastic.run(self._elastic, here, train, work)
         with self._processes(work) as members:
             reports = _wait_for_all(members)
         results = [reports[process_name("trainer", rank)] for rank in range(self.roles.trainers)]
@@ -150,6 +180,7 @@ class RoleLauncher:
             Assignment(
                 role=role,
                 rank=rank,
+                local_rank=rank,
                 roles=self.roles,
                 host=_LOOPBACK,
                 store_port=store_port,

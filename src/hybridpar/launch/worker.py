@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import traceback
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing.connection import Connection
 
 import torch
@@ -39,12 +39,12 @@ def main(assignment: Assignment, launcher: Connection, store_socket: socket.sock
     """
     _settle_in(assignment)
     threading.Thread(target=_die_with, args=(launcher,), daemon=True).start()
-    where = _Where()
+    where = Where()
     try:
-        result = _play(assignment, store_socket, where)
+        result = play(assignment, open_store(assignment, store_socket), where)
         report = Report(host=socket.gethostname(), step=where.step, result=result)
     except BaseException as error:  # noqa: BLE001 - SystemExit in a train function is a failure too
-        report = _report(assignment.name, error, where.step)
+        report = report_of(assignment.name, error, where.step)
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # a closed stream must not cost the report
             stream.flush()
@@ -72,20 +72,19 @@ def _die_with(launcher: Connection) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-class _Where:
+class Where:
     """Lets the report name the step that a failure happened in."""
 
     context: TrainerContext | None = None
 
     @property
     def step(self) -> int | None:
+        """The step; None before the first."""
         return None if self.context is None else self.context.step
 
 
-def _play(
-    assignment: Assignment, store_socket: socket.socket | None, where: _Where
-) -> bytes | None:
-    store = open_store(assignment, store_socket)
+def play(assignment: Assignment, store: Store, where: Where) -> bytes | None:
+    """Play a role to its end in this process; a trainer's pickled result comes back."""
     if assignment.role == "master":
         _play_master(assignment, store)
     elif assignment.role == "ps":
@@ -101,17 +100,17 @@ def _play_master(assignment: Assignment, store: Store) -> None:
         lambda: connect_servers(assignment, store),
         assignment.timeout_s,
     )
-    listen(assignment, store, master.handle, master.lose)
-    master.wait_until_finished()
+    with closing(listen(assignment, store, master.handle, master.lose)):
+        master.wait_until_finished()
 
 
 def _play_server(assignment: Assignment, store: Store) -> None:
     server = ParameterServer(assignment.name, assignment.timeout_s)
-    listen(assignment, store, server.handle, server.lose)
-    server.stopped.wait()  # for as long as the job runs: the launcher ends it if the master dies
+    with closing(listen(assignment, store, server.handle, server.lose)):
+        server.stopped.wait()  # as long as the job runs: the launcher ends it if the master dies
 
 
-def _play_trainer(assignment: Assignment, store: Store, where: _Where) -> bytes:
+def _play_trainer(assignment: Assignment, store: Store, where: Where) -> bytes:
     device = _device(assignment)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -154,12 +153,13 @@ def _pickled_result(name: str, result: object) -> bytes:
 def _device(assignment: Assignment) -> torch.device:
     if assignment.device == "cpu":
         return torch.device("cpu")
-    device = torch.device("cuda", assignment.rank % torch.cuda.device_count())
+    device = torch.device("cuda", assignment.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 
 
-def _report(name: str, error: BaseException, step: int | None) -> Report:
+def report_of(name: str, error: BaseException, step: int | None) -> Report:
+    """What a process says of an exception that ended it."""
     origin, cause, remote = name, f"raised {describe(error)}", ""
     if isinstance(error, RemoteError):
         origin, cause, remote = error.origin, f"raised {error.cause}", error.remote_traceback
