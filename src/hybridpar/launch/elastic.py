@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from hybridpar.launch.pulse import Pulse
 from hybridpar.launch.surroundings import Surroundings
 from hybridpar.launch.worker import Where, play, report_of
 
+_logger = logging.getLogger("hybridpar")
 _GRACE_S = 2.0  # after a failure, how long the train function may take to notice
 _WATCH = "address/watch"
 
@@ -44,6 +47,13 @@ def run(
         PeerLostError: if torchrun's store cannot be reached.
     """
     joined = join(settings, here, train)
+    _logger.info(
+        "%s is process %d on host %s, at %s (%s)",
+        joined.me.name,
+        os.getpid(),
+        here.host,
+        *joined.interface,
+    )
     with _settled(joined.interface, settings.num_threads):
         return _Part(joined, settings, work).run()
 
@@ -90,7 +100,7 @@ class _Part:
             results = pulse.finish(self._play())
         except BaseException as error:
             failure = self._explain(error)
-            leaving.bound_shutdown()
+            leaving.leave_abruptly()
             if isinstance(error, KeyboardInterrupt):
                 raise
             raise failure from None  # it has the traceback, if it is this process's
@@ -147,7 +157,10 @@ class _Part:
             self._over.set()
 
         threading.Thread(target=perform, name=self._joined.me.name, daemon=True).start()
-        self._over.wait()
+        with leaving.sigterm_noted() as times:
+            while not self._over.wait(_GRACE_S / 10):
+                if times and time.monotonic() - times[0] > _GRACE_S:
+                    raise SystemExit(128 + signal.SIGTERM)
         if raised:
             raise raised[0]
         if self._failure is not None:
