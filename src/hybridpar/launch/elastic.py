@@ -191,10 +191,12 @@ class _Part:
             return error_of(name, report, self._seats)
         try:
             return self._pulse.fail(report)
-        except HybridParError:  # the master is gone: it may have been first
+        except HybridParError:  # the verdict came by the pulse, or the master is gone
             self._over.wait(self._settings.beating.limit_s + 1.0)
-        own = error_of(name, report, self._seats)
-        return own if not report.consequence else self._failure or own
+        mine = error_of(name, report, self._seats)
+        if self._pulse.master_is_lost and not report.consequence:
+            return mine
+        return self._failure or mine
 
 
 def _assignment(joined: Joined, settings: ElasticSettings, work: bytes) -> Assignment:

@@ -86,9 +86,9 @@ class Watch:
     def wait_until_all_know(self) -> None:
         """Return when everyone who still lives has heard how the job ended, or the limit is up."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._gone.union(self._lost) >= self._seats.keys(), self._beating.limit_s
-            )
+            # Only after its answer does a process end this connection.
+            awaited = {name + WORD for name in self._seats.keys() - self._lost.keys()}
+            self._changed.wait_for(lambda: self._gone >= awaited, self._beating.limit_s)
         self._listener.close()
 
     def _handle(self, peer: str, method: str, args: tuple[Any, ...]) -> object:
@@ -118,7 +118,7 @@ class Watch:
     def _lose(self, peer: str) -> None:
         with self._changed:
             name = peer.removesuffix(WORD)
-            self._gone.add(name)
+            self._gone.add(peer)
             if self._news is None and name not in self._reports:
                 self._lost.setdefault(
                     name,
@@ -130,7 +130,7 @@ class Watch:
 
     def _leave(self, peer: str) -> None:
         with self._changed:
-            self._gone.add(peer.removesuffix(WORD))
+            self._gone.add(peer)
             self._changed.notify_all()
 
     def _note(self, *, cause: bool) -> None:

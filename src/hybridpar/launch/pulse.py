@@ -36,6 +36,7 @@ class Pulse:
         beating: Beating,
         on_failure: Callable[[WorkerError], None],
     ) -> None:
+        self.master_is_lost = False
         self._me = me
         self._seats = seats
         self._beating = beating
@@ -91,6 +92,7 @@ class Pulse:
             while news is None:
                 news = self._beats.call("beat")
         except (PeerLostError, WaitTimeoutError) as error:
+            self.master_is_lost = True
             news = self._master_lost(error)
         self._beats.close()
         if isinstance(news, WorkerError):
