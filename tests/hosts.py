@@ -149,6 +149,9 @@ class Hosts:
     def cut(self, host: str) -> None:
         ip("-n", self._switch, "link", "set", host, "down")
 
+    def mend(self, host: str) -> None:
+        ip("-n", self._switch, "link", "set", host, "up")
+
     def slow_down(self, host: str) -> None:
         """Delay and lose what the host sends; skips the test where the kernel cannot."""
         rule = ("dev", "eth0", "root", "netem", "delay", "50ms", "loss", "5%")

@@ -333,6 +333,20 @@ def test_a_killed_host_of_the_master_ends_the_job(hosts: Hosts, tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_an_outage_shorter_than_the_limit_only_slows_it(hosts: Hosts, tmp_path: Path) -> None:
+    with torchruns(spread(hosts, tmp_path, "train_until_told")) as runs:
+        wait_for_training(tmp_path)
+        hosts.cut("gamma")
+        time.sleep(1.5)
+        hosts.mend("gamma")
+        time.sleep(5.0)
+        assert all(hosts.workers(host) for host in NAMES)
+        (tmp_path / "stop").touch()
+        outputs = [run.wait(30) for run in runs]
+    assert [run.process.returncode for run in runs] == [0, 0, 0], outputs
+
+
+@pytest.mark.slow
 def test_a_slow_link_that_loses_packets_only_slows_it(hosts: Hosts, tmp_path: Path) -> None:
     for host in NAMES:
         hosts.slow_down(host)

@@ -106,6 +106,8 @@ class _Part:
             raise failure from None  # it has the traceback, if it is this process's
         finally:
             self._leaving.set()
+            if self._pulse is not None:
+                self._pulse.close()
             leaving.keep_process_groups()
             if watch is not None:
                 watch.wait_until_all_know()

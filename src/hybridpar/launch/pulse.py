@@ -57,8 +57,14 @@ class Pulse:
         """End a `finish` or `fail` that waits on another thread: it raises PeerLostError."""
         self._word.interrupt()
 
+    def close(self) -> None:
+        """Leave, after the end of the job."""
+        self._word.close()
+
     def finish(self, result: bytes | None) -> list[bytes]:
         """Say that this process has done its part, and wait for all others, however long.
+
+        The master goes on when this process has closed.
 
         Returns:
             Each trainer's pickled result, in rank order.
@@ -72,7 +78,6 @@ class Pulse:
             raise news
         assert isinstance(news, AllDone)
         self._thread.join()  # the same news ends it
-        self._word.close()
         return news.results
 
     def fail(self, report: Report) -> WorkerError:
