@@ -18,7 +18,6 @@ from hosts import NAMES, PORT, Hosts, Torchrun, descendants, free_port, three_ho
 from hosts import wait_for as wait_until
 
 SOON_S = 12.0
-LOST_TRAINER = "trainer1 (host gamma"
 
 
 def saved(folder: Path, num_ranks: int) -> list[list[object]]:
@@ -347,11 +346,12 @@ def test_an_outage_shorter_than_the_limit_only_slows_it(hosts: Hosts, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_a_slow_link_that_loses_packets_only_slows_it(hosts: Hosts, tmp_path: Path) -> None:
     for host in NAMES:
         hosts.slow_down(host)
     with torchruns(spread(hosts, tmp_path, "equal_to_one_machine")) as runs:
-        outputs = [run.wait(100) for run in runs]
+        outputs = [run.wait(150) for run in runs]
     assert [run.process.returncode for run in runs] == [0, 0, 0], outputs
     for results in saved(tmp_path, 5):
         assert_equal(results, one_machine(servers=2))

@@ -161,7 +161,7 @@ class Watch:
         limit = self._beating.limit_s
         if max(silences.values(), default=0.0) > limit or self._lost:
             limit = (limit + self._beating.period_s) / 2  # who went silent along with it
-        for name, silence in silences.items():
+        for name, silence in sorted(silences.items(), key=lambda item: -item[1]):
             if silence > limit and name not in self._lost and name not in self._reports:
                 self._lost[name] = (
                     f"gave no sign of life for {silence:.1f} s (heartbeat_limit_s="
@@ -170,7 +170,8 @@ class Watch:
                 )
                 self._note(cause=True)
         late = now - self._began > self._start_s
-        for name in self._seats.keys() - silences.keys() - self._lost.keys() if late else ():
+        missing = self._seats.keys() - silences.keys() - self._lost.keys() if late else set()
+        for name in sorted(missing):
             self._lost[name] = f"has not come within {self._start_s:g} s of the start"
             self._note(cause=True)
 
