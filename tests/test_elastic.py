@@ -104,7 +104,8 @@ def test_without_torchrun_there_are_no_surroundings(monkeypatch: pytest.MonkeyPa
 
 
 def presence(rank: int, **changes) -> Presence:
-    fields = {"facts": {"the version": "1"}, "host": f"host{rank}", "pin": ""} | changes
+    fields = {"facts": {"the version": "1"}, "host": f"host{rank}", "pin": ""}
+    fields |= {"address": f"10.0.0.{rank}"} | changes
     drawn = f"{rank}-{time.monotonic_ns()}"
     return Presence(drawn=drawn, rank=rank, node=rank, devices=0, **fields)
 
@@ -153,6 +154,11 @@ def test_those_who_meet_again_are_not_misled_by_what_is_left() -> None:
         (
             {"facts": {"the version": "2"}},
             r"disagree on the version: rank 0 \(host host0\) has 1, rank 2 \(host host2\) has 2",
+        ),
+        (
+            {"address": "127.0.0.1"},
+            r"rank 2 \(host host2\) would listen at the loopback, 127\.0\.0\.1, which rank 0 "
+            r"\(host host0\) cannot reach",
         ),
         ({"problem": "it is broken"}, r"rank 2 \(host host2\): it is broken"),
     ],

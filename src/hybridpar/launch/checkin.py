@@ -25,6 +25,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from hybridpar.errors import SpecError, WaitTimeoutError
 
 _POLL_S = 0.03
+_READ_S = 3.0  # how long rank 0 waits for the others to read why the job cannot start
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +37,7 @@ class Presence:
         rank: torchrun's rank.
         node: the number of its torchrun, ``GROUP_RANK``.
         host: the name of its host.
+        address: what it would listen at; empty if it has a problem.
         pin: what its host's ``HYBRIDPAR_ROLE`` says; empty for nothing.
         devices: how many CUDA devices it sees.
         facts: what must be the same everywhere, by what it is called.
@@ -47,6 +49,7 @@ class Presence:
     rank: int
     node: int
     host: str
+    address: str
     pin: str
     devices: int
     facts: dict[str, str]
@@ -93,6 +96,19 @@ def difference(presences: list[Presence]) -> str:
                     f"The hosts disagree on {fact}: {first} has {value}, {other} has "
                     f"{other.facts.get(fact, 'none')}. Run the same script, with the same versions "
                     "and settings, on every host."
+                )
+    return ""
+
+
+def unreachable(presences: list[Presence]) -> str:
+    """Who would listen at the loopback, though there are other hosts; empty if nobody."""
+    for presence in presences:
+        for other in presences:
+            if presence.address.startswith("127.") and presence.host != other.host:
+                return (
+                    f"{presence} would listen at the loopback, {presence.address}, which {other} "
+                    "cannot reach. Name another interface with HYBRIDPAR_INTERFACE, or unset it "
+                    "and GLOO_SOCKET_IFNAME."
                 )
     return ""
 
@@ -157,6 +173,11 @@ def _preside(
     drawn = [presence.drawn for presence in came.values()]
     decision = decision._replace(call=call, drawn=drawn)
     store.set(f"{call}/decision", json.dumps(decision._asdict()))
+    if decision.error:
+        # The store ends with this host's torchrun, and that with this process: they must read it.
+        deadline = time.monotonic() + _READ_S
+        while store.add(f"{call}/read", 0) < len(came) - 1 and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
     if missing:
         raise WaitTimeoutError(decision.error)
     return decision
@@ -192,6 +213,7 @@ def _judge(
                 f"{presence} does not have the same HYBRIDPAR_TOKEN as {presences[0]}, or only one "
                 "of them has it. Set the same on every host, or on none."
             )
+    error = error or unreachable(presences)
     if error:
         return _refusal(error)
     try:
@@ -218,6 +240,7 @@ def _attend(store: Store, mine: Presence, token: bytes, limit_s: float) -> Decis
         if call and store.check([f"{call}/decision"]):
             decision = Decision(**json.loads(store.get(f"{call}/decision")))
             if mine.drawn in decision.drawn:
+                store.add(f"{call}/read", 1)
                 return decision
         time.sleep(_POLL_S)
     raise WaitTimeoutError(

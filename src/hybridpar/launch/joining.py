@@ -86,7 +86,7 @@ def join(settings: ElasticSettings, here: Surroundings, train: Callable[..., obj
         raise SpecError(problem) if problem else error from None
     decision = check_in(
         store,
-        _presence(settings, here, train, problem),
+        _presence(settings, here, train, interface.address, problem),
         here.world_size,
         token,
         settings.start_s,
@@ -120,13 +120,18 @@ def _token_of_environment() -> bytes:
 
 
 def _presence(
-    settings: ElasticSettings, here: Surroundings, train: Callable[..., object], problem: str
+    settings: ElasticSettings,
+    here: Surroundings,
+    train: Callable[..., object],
+    address: str,
+    problem: str,
 ) -> Presence:
     return Presence(
         drawn=secrets.token_hex(16),
         rank=here.rank,
         node=here.node,
         host=here.host,
+        address=address,
         pin=_pin(),
         devices=torch.cuda.device_count() if torch.cuda.is_available() else 0,
         facts=_facts(settings, train),
