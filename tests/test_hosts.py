@@ -117,6 +117,11 @@ def pair(folder: Path, what: str, *each: dict[str, str], nproc: tuple[int, int] 
             r"has 9\.9",
         ),
         (
+            ({}, {"WHAT": "fail"}),
+            r"disagree on the train function: rank 0 \(host \S+\) has "
+            r"__main__\.equal_to_one_machine, rank 2 \(host \S+\) has __main__\.fail",
+        ),
+        (
             ({"HYBRIDPAR_TOKEN": "a" * 32}, {"HYBRIDPAR_TOKEN": "b" * 32}),
             r"rank 2 \(host \S+\) does not have the same HYBRIDPAR_TOKEN as rank 0",
         ),
@@ -125,7 +130,7 @@ def pair(folder: Path, what: str, *each: dict[str, str], nproc: tuple[int, int] 
         (({}, {"HYBRIDPAR_ROLE": "ps"}), r"HYBRIDPAR_ROLE=ps is set for 2 processes"),
         (({}, {"HYBRIDPAR_INTERFACE": "eth77"}), r"interface 'eth77', but host \S+ has no such"),
     ],
-    ids=["roles", "versions", "tokens", "token", "role", "pins", "interface"],
+    ids=["roles", "versions", "function", "tokens", "token", "role", "pins", "interface"],
 )
 @pytest.mark.slow
 def test_what_does_not_fit_together_is_refused_on_every_host(
@@ -202,7 +207,8 @@ def listeners(pid: int) -> list[int]:
 
 @pytest.mark.slow
 def test_strangers_on_the_ports_stop_nobody(tmp_path: Path) -> None:
-    with torchruns(pair(tmp_path, "train_until_told", {}, {})) as runs:
+    token = {"HYBRIDPAR_TOKEN": "0123456789abcdef" * 2}
+    with torchruns(pair(tmp_path, "train_until_told", token, token)) as runs:
         wait_until(lambda: len(list(tmp_path.glob("*.mark"))) == 2, "training", 60)
         ports = [port for run in runs for port in listeners(run.process.pid)]
         assert len(ports) >= 3, "the watch, the master and the server"

@@ -97,7 +97,7 @@ def main(what: str, folder: str) -> None:
         hp.__version__ = os.environ["FAKE_VERSION"]
     servers = int(os.environ.get("SERVERS", "1"))
     launcher = hp.RoleLauncher({"trainer": 2, "ps": servers}, share_memory=False)
-    results = launcher.run(globals()[what], (folder,))
+    results = launcher.run(globals()[os.environ.get("WHAT", what)], (folder,))
     torch.save(results, Path(folder, f"rank{os.environ['RANK']}.pt"))
     Path(folder, f"rank{os.environ['RANK']}.done").touch()
 
