@@ -221,10 +221,10 @@ class Job:
         return str(self.heard[names[0]])
 
     def end(self) -> None:
-        self.watch.wait_until_all_know()
         for pulse in self.pulses.values():
             pulse._thread.join(5)
             pulse.close()
+        self.watch.wait_until_all_know()
 
 
 def aside(call: Callable[[], object]) -> threading.Thread:
