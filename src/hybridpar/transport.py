@@ -236,6 +236,11 @@ class Peer:
             send(self._socket, _Goodbye())
         self._socket.close()
 
+    def interrupt(self) -> None:
+        """End a call that waits for its answer on another thread: it raises PeerLostError."""
+        with suppress(OSError):  # it is closed already
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     @contextmanager
     def patient(self) -> Iterator[None]:
         """Within it, answers may take as long as they take."""

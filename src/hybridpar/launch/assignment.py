@@ -14,6 +14,7 @@ class Assignment:
     Attributes:
         role: the part it plays.
         rank: its rank within the role.
+        local_rank: its rank among those of its role on its host, which gives it a device.
         roles: the whole job's roles.
         host: address that servers, the store and gloo bind.
         store_port: where the master's store listens.
@@ -29,6 +30,7 @@ class Assignment:
 
     role: Role
     rank: int
+    local_rank: int
     roles: Roles
     host: str
     store_port: int

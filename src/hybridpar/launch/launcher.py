@@ -18,10 +18,14 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 
 from hybridpar.errors import SpecError, WorkerError
+from hybridpar.launch import elastic
 from hybridpar.launch.assignment import Assignment
 from hybridpar.launch.doctor import Desk
+from hybridpar.launch.heartbeat import Beating
+from hybridpar.launch.joining import ElasticSettings
 from hybridpar.launch.members import Member, end_all, start
 from hybridpar.launch.roles import Roles, process_name
+from hybridpar.launch.surroundings import Surroundings
 from hybridpar.launch.train_function import pickled_work
 from hybridpar.launch.watch import Watch
 
@@ -42,11 +46,13 @@ def launch(
     device: Device | None = None,
     max_restarts: int = 0,
 ) -> list[Result]:
-    """Run ``train`` in every trainer of a job on this machine, and return what it returned.
+    """Run ``train`` in every trainer of a job, and return what it returned.
 
-    Starts one master, the parameter servers and the trainers, waits until every trainer has
-    finished, and leaves no process behind, whatever happens. Call it under
-    ``if __name__ == "__main__":``, as multiprocessing asks for.
+    Starts one master, the parameter servers and the trainers on this machine, waits until every
+    trainer has finished, and leaves no process behind, whatever happens. Call it under
+    ``if __name__ == "__main__":``, as multiprocessing asks for. In a process that torchrun started
+    it starts nothing: this process plays one of the roles itself, and the results come back in
+    each of them.
 
     Args:
         train: called as ``train(ctx, *args)`` with a :class:`TrainerContext`. A function that the
@@ -66,7 +72,9 @@ def launch(
     Raises:
         WorkerError: if a process raised, died, or waited in vain; names the one that failed first.
         TrainFunctionError: if ``train``, its arguments or its result cannot be pickled.
-        SpecError: if the roles are wrong.
+        SpecError: if the roles are wrong, or torchrun's processes do not fit together.
+        WaitTimeoutError: if a process that torchrun should have started does not come.
+        PeerLostError: if torchrun's store cannot be reached.
 
     Example:
         >>> def train(ctx):
@@ -78,7 +86,7 @@ def launch(
 
 
 class RoleLauncher:
-    """Runs jobs of given roles on this machine; :func:`launch` with every setting.
+    """Runs jobs of given roles; :func:`launch` with every setting.
 
     Args:
         roles: how many processes play which part.
@@ -91,11 +99,16 @@ class RoleLauncher:
             else an equal share of the cores.
         share_memory: whether trainers read the tables of servers on this machine themselves, and
             servers the trainers' gradients; False sends everything by socket, as between machines.
+        interface: under torchrun, the name of the network interface to use, such as ``"eth0"``;
+            None takes ``HYBRIDPAR_INTERFACE``, else that of the route to the master.
+        max_restarts: as in :func:`launch`; under torchrun, torchrun restarts.
+        heartbeat_s: how often the launcher looks whether a process is stopped; under torchrun, how
+            often a process gives the master a sign of life.
+        heartbeat_limit_s: after so long stopped, or silent, a process is lost, and the job ends; at
+            least three times ``heartbeat_s``. One that merely takes long is no failure.
 
-        max_restarts: as in :func:`launch`.
-        heartbeat_s: how often the launcher looks whether a process is stopped, in seconds.
-        heartbeat_limit_s: how long a process may be stopped before the job fails because of it. One
-            that merely takes long is no failure.
+    Under torchrun ``start_method`` has no meaning, and without ``num_threads`` torch's own setting
+    stays.
 
     Raises:
         SpecError: if a setting is wrong.
@@ -111,6 +124,7 @@ class RoleLauncher:
         num_threads: int | None = None,
         share_memory: bool = True,
         max_restarts: int = 0,
+        interface: str | None = None,
         heartbeat_s: float = 1.0,
         heartbeat_limit_s: float = 5.0,
     ) -> None:
@@ -138,10 +152,22 @@ class RoleLauncher:
                 raise SpecError(f"{name} is {value!r}. Give a positive number of seconds.")
         if not isinstance(max_restarts, int) or max_restarts < 0:
             raise SpecError(f"max_restarts is {max_restarts!r}. Give a whole number of at least 0.")
+        self._elastic = ElasticSettings(
+            roles=self.roles,
+            device=device,
+            timeout_s=timeout_s,
+            num_threads=num_threads,
+            share_memory=share_memory,
+            interface=interface,
+            beating=Beating.checked(heartbeat_s, heartbeat_limit_s),
+        )
 
     def run(self, train: Callable[..., Result], args: Sequence[object] = ()) -> list[Result]:
         """Run one job; see :func:`launch`."""
         work = pickled_work(train, args)
+        here = Surroundings.read()
+        if here is not None:
+            return elastic.run(self._elastic, here, train, work)
         for attempt in range(self.max_restarts):
             try:
                 return self._run_once(work, attempt)
@@ -182,6 +208,7 @@ class RoleLauncher:
             Assignment(
                 role=role,
                 rank=rank,
+                local_rank=rank,
                 roles=self.roles,
                 host=_LOOPBACK,
                 store_port=store_port,

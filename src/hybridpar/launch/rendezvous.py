@@ -42,7 +42,7 @@ def listen(
     store: Store,
     handler: Callable[[str, str, tuple[Any, ...]], object],
     lose: Callable[[str, str], None],
-) -> None:
+) -> Listener:
     """Serve calls, and tell the others where."""
     listener = Listener(
         assignment.name,
@@ -54,6 +54,7 @@ def listen(
     )
     host, port = listener.address
     store.set(f"address/{assignment.name}", f"{host}:{port}")
+    return listener
 
 
 def connect_servers(assignment: Assignment, store: Store) -> list[Peer]:

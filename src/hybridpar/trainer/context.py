@@ -55,6 +55,11 @@ class TrainerContext:
     def __repr__(self) -> str:
         return f"TrainerContext({self.name} of {self.num_trainers}, {self.device})"
 
+    def _interrupt(self) -> None:
+        """End whatever call waits for an answer: it raises PeerLostError."""
+        for peer in (self._master, *self._servers):
+            peer.interrupt()
+
     def _place(self, request: ModelRequest) -> PlacedModel:
         """Have the master place a model's tables; every trainer must ask, with equal specs."""
         placed = self._master.call("place", request)
