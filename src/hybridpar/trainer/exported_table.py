@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from hybridpar.errors import CheckpointError
 from hybridpar.features import FeatureValue, check
-from hybridpar.specs import RemoteEmbeddingSpec
+from hybridpar.specs import Mode, RemoteEmbeddingSpec
 
 
 class MappedRows(nn.Module):
@@ -133,7 +133,7 @@ class ExportedTable(nn.Module):
             return ids.long()
         kept = self.kept.to(ids.device)
         last = kept.numel()
-        places = torch.searchsorted(kept, ids.long().contiguous()).clamp(max=last - 1)
+        places = _last_not_above(kept, ids.long())
         return torch.where(kept[places] == ids, places, last)
 
     def _pooled(self, places: Tensor, offsets: Tensor | None, weights: Tensor | None) -> Tensor:
@@ -144,20 +144,60 @@ class ExportedTable(nn.Module):
             offsets = offsets.to(places.device, torch.int64)
         if weights is not None:
             weights = weights.reshape(-1).to(places.device, torch.float32)
-        places, source, padding = places.reshape(-1), self.weight, self._padding
-        if source.dtype != torch.float32:  # pooled in float32, as the servers do
-            rows = F.embedding(places, source).float()
-            source = F.pad(rows, (0, 0, 0, 1))
-            numbers = torch.arange(places.shape[0], device=places.device)
-            if padding is not None:
-                numbers = torch.where(places == padding, places.shape[0], numbers)
-                padding = -1  # the row of zeros that was added
-            places = numbers
+        places = places.reshape(-1)
         assert self._mode is not None
+        if self.weight.dtype != torch.float32:
+            rows = F.embedding(places, self.weight).float()
+            counted = None if self._padding is None else places != self._padding
+            return _pool(self._mode, rows, offsets, weights, counted)
         return F.embedding_bag(
-            places, source, offsets, mode=self._mode, per_sample_weights=weights,
-            padding_idx=padding,
+            places, self.weight, offsets, mode=self._mode, per_sample_weights=weights,
+            padding_idx=self._padding,
         )  # fmt: skip
+
+
+def _last_not_above(ordered: Tensor, values: Tensor) -> Tensor:
+    """For each value, where the last entry not above it is; 0 if all are. A binary search.
+
+    It is spelled out since ONNX has no ``searchsorted``.
+    """
+    places = torch.zeros_like(values)
+    step = 1 << ordered.numel().bit_length() - 1
+    while step:
+        ahead = places + step
+        inside = ahead.clamp(max=ordered.numel() - 1)
+        places = torch.where((ahead == inside) & (ordered[inside] <= values), ahead, places)
+        step >>= 1
+    return places
+
+
+def _pool(
+    mode: Mode, rows: Tensor, offsets: Tensor, weights: Tensor | None, counted: Tensor | None
+) -> Tensor:
+    """What ``embedding_bag`` gives for a row each id: that would want to know N when traced.
+
+    Args:
+        mode: how to pool.
+        rows: (N, D) float32.
+        offsets: (B,) int64.
+        weights: (N,) float32; None for ones.
+        counted: (N,) bool, which rows count; None for all.
+    """
+    numbers = torch.arange(rows.shape[0], device=rows.device)
+    starts = numbers.new_zeros(rows.shape[0] + 1).index_add(0, offsets, torch.ones_like(offsets))
+    bags = starts.cumsum(0)[:-1] - 1  # which bag each id is in
+    counted = torch.ones_like(numbers) if counted is None else counted.long()
+    lengths = torch.zeros_like(offsets).index_add(0, bags, counted).unsqueeze(1)
+    if mode == "max":
+        least = torch.finfo(torch.float32).min
+        rows = rows.masked_fill(counted.unsqueeze(1) == 0, least)
+        start = rows.new_full((offsets.shape[0], rows.shape[1]), least)
+        found = start.scatter_reduce(0, bags.unsqueeze(1).expand_as(rows), rows, "amax")
+        return found.masked_fill(lengths == 0, 0.0)
+    factors = counted if weights is None else counted * weights
+    start = rows.new_zeros(offsets.shape[0], rows.shape[1])
+    total = start.index_add(0, bags, rows * factors.unsqueeze(1))
+    return total if mode == "sum" else total / lengths.clamp(min=1)
 
 
 def as_module(spec: RemoteEmbeddingSpec, weight: Tensor, kept: Tensor | None) -> nn.Module:
