@@ -206,6 +206,7 @@ def test_torch_export_takes_batches_of_any_size(folder: Path) -> None:
         torch.testing.assert_close(program.module()(handed.traced(batch)), output, **CLOSE)
 
 
+@pytest.mark.filterwarnings("ignore")  # those of other packages
 def test_onnx(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
@@ -215,7 +216,8 @@ def test_onnx(folder: Path, tmp_path: Path) -> None:
     batch, _, _, output = given(folder)[0]
     small = handed.traced(batch)
     path = tmp_path / "model.onnx"
-    torch.onnx.export(exported, (small,), str(path), dynamo=True, verbose=False)
+    program = torch.export.export(exported, (small,))
+    torch.onnx.export(program, f=str(path), dynamo=True, verbose=False)
     run = ReferenceEvaluator(str(path))
     flat = torch.utils._pytree.tree_leaves(small)
     inputs = {n: v.numpy() for n, v in zip(run.input_names, flat, strict=True)}
