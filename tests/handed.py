@@ -64,7 +64,7 @@ class Every(hp.HybridModel[Features]):
             elif values.dim() == 3:
                 values = values.sum(1)
             total = total + (values[:SIZE] if name == "flat" else values)
-        return self.top(self.drop(total))
+        return self.top(self.drop(total / len(embeddings)))
 
 
 def make(seed: int) -> Features:

@@ -23,7 +23,7 @@ from hybridpar.specs import Mode, RemoteEmbeddingSpec
 
 
 class MappedRows(nn.Module):
-    """Rows in a file of raw values, mapped into memory when first looked up.
+    """Rows in a file of raw values, mapped into memory: read from the disk as they are touched.
 
     Saving it saves the file's path, not the rows.
 
@@ -38,37 +38,48 @@ class MappedRows(nn.Module):
         self.path = str(path.absolute())
         self.shape = shape
         self.dtype = dtype
-        self._mapped: Tensor | None = None
+        self._mapped = self._map()
 
     @property
     def weight(self) -> Tensor:
-        """The rows: (rows, D), read from the disk as they are touched. Not to be written.
+        """The rows: (rows, D). Not to be written.
 
         Raises:
             CheckpointError: if the file is not there, or not as long as it was.
         """
         if self._mapped is None:
-            rows, columns = self.shape
-            wanted = rows * columns * self.dtype.itemsize
             path = Path(self.path)
-            found = path.stat().st_size if path.is_file() else None
-            if found != wanted:
-                state = "is not there" if found is None else f"has {found} bytes, not {wanted}"
-                raise CheckpointError(
-                    f"The rows' file {path} {state}. If the folder was moved, call "
-                    "exported.move_tables(directory) with where it is now."
-                )
-            flat = torch.from_file(self.path, False, rows * columns, dtype=self.dtype)
-            self._mapped = flat.view(rows, columns)
+            state = f"has {path.stat().st_size} bytes" if path.is_file() else "is not there"
+            raise CheckpointError(
+                f"The file of rows {path} {state}, and should have {self._num_bytes} bytes. If the "
+                "folder was moved, call exported.move_tables(directory) with where it is now."
+            )
         return self._mapped
 
     def move(self, directory: Path) -> None:
         """Take the rows from the file of the same name in another folder."""
         self.path = str(directory.absolute() / Path(self.path).name)
-        self._mapped = None
+        self._mapped = self._map()
+
+    @property
+    def _num_bytes(self) -> int:
+        return self.shape[0] * self.shape[1] * self.dtype.itemsize
+
+    def _map(self) -> Tensor | None:
+        """The file, if it is there and whole. At once: what traces a module cannot map."""
+        path = Path(self.path)
+        if not path.is_file() or path.stat().st_size != self._num_bytes:
+            return None
+        count = self.shape[0] * self.shape[1]
+        return torch.from_file(self.path, False, count, dtype=self.dtype).view(self.shape)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_mapped": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_mapped"}
+
+    @override
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._mapped = self._map()
 
 
 class ExportedTable(nn.Module):

@@ -54,8 +54,8 @@ class Handover:
             rows: for some tables, the ids whose rows are kept. All other ids, also any out of
                 range, then get one row of zeros.
             directory: a folder for the tables' rows, which are written piece by piece into a file
-                a table; the module maps them into memory when they are first looked up. For tables
-                that are too big for one process. None keeps them in memory.
+                a table, which the module maps into memory. For tables that are too big for one
+                process. None keeps them in memory.
 
         Raises:
             InputError: if an id of ``rows`` is out of range.
