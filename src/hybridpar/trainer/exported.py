@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -110,7 +111,7 @@ class ExportedModel(nn.Module):
         Raises:
             InputError: if the batch is refused, as in training.
         """
-        where = next(self.model.parameters(), None)
+        where = _device_of(self.model)
         found = {}
         for feature, value in self.model.sparse_inputs(batch).items():
             spec = self._specs_by_feature.get(feature)
@@ -126,8 +127,9 @@ class ExportedModel(nn.Module):
             if isinstance(module, ExportedTable):
                 result = module(feature, value)
             else:
-                result = module(*(value if isinstance(value, tuple) else (value,)))
-            found[feature] = result if where is None else result.to(where.device)
+                inputs = value if isinstance(value, tuple) else (value,)
+                result = module(*(_moved(given, _device_of(module)) for given in inputs))
+            found[feature] = _moved(result, where)
         return found
 
     def plain_state_dict(self, tables: Mapping[str, str]) -> dict[str, Tensor]:
@@ -162,3 +164,13 @@ class ExportedModel(nn.Module):
         for module in self.modules():
             if isinstance(module, MappedRows):
                 module.move(Path(directory))
+
+
+def _device_of(module: nn.Module) -> torch.device | None:
+    """Where a module's parameters are; None if it has none."""
+    first = next(module.parameters(), None)
+    return None if first is None else first.device
+
+
+def _moved(value: Any, device: torch.device | None) -> Any:
+    return value if device is None else value.to(device)

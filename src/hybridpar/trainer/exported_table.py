@@ -132,7 +132,7 @@ class ExportedTable(nn.Module):
         places = self._places(ids.to(self.weight.device))
         if self._mode is not None:
             return self._pooled(places, offsets, weights)
-        rows = F.embedding(places, self.weight).float()
+        rows = F.embedding(places, self.weight, self._padding).float()
         if jagged is None:
             return rows
         offsets = jagged.offsets().to(rows.device)  # type: ignore[attr-defined]
@@ -158,7 +158,7 @@ class ExportedTable(nn.Module):
         places = places.reshape(-1)
         assert self._mode is not None
         if self.weight.dtype != torch.float32:
-            rows = F.embedding(places, self.weight).float()
+            rows = F.embedding(places, self.weight, self._padding).float()
             counted = None if self._padding is None else places != self._padding
             return _pool(self._mode, rows, offsets, weights, counted)
         return F.embedding_bag(
