@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import handed
 import hybridpar as hp
 import reference
+from hybridpar.trainer import exported_table
 from worlds import batches_of
 
 CLOSE = {"atol": 1e-6, "rtol": 1e-6}
@@ -195,34 +196,59 @@ def test_torch_export(folder: Path, name: str) -> None:
     torch.testing.assert_close(program.module()(handed.traced(batch)), output, **CLOSE)
 
 
+def of_any_size(folder: Path) -> torch.export.ExportedProgram:
+    small = handed.traced(given(folder)[0][0])
+    sizes = torch.utils._pytree.tree_map(lambda _: {0: torch.export.Dim.AUTO}, small)
+    return torch.export.export(load(folder, "whole"), (small,), dynamic_shapes=(sizes,))
+
+
 @torch.no_grad()
 def test_torch_export_takes_batches_of_any_size(folder: Path) -> None:
-    exported = load(folder, "whole")
-    found = given(folder)
-    small = handed.traced(found[0][0])
-    dynamic = torch.utils._pytree.tree_map(lambda value: {0: torch.export.Dim.AUTO}, small)
-    program = torch.export.export(exported, (small,), dynamic_shapes=(dynamic,))
-    for batch, _, _, output in found:
-        torch.testing.assert_close(program.module()(handed.traced(batch)), output, **CLOSE)
+    program = of_any_size(folder).module()
+    for batch, _, _, output in given(folder):
+        torch.testing.assert_close(program(handed.traced(batch)), output, **CLOSE)
+
+
+@torch.no_grad()
+def test_torch_export_with_only_some_rows(folder: Path) -> None:
+    exported = load(folder, "kept")
+    for batch, _, _, _ in given(folder)[:1]:
+        small = handed.traced(batch)
+        program = torch.export.export(exported, (small,)).module()
+        torch.testing.assert_close(program(small), exported(small), **CLOSE)
 
 
 @pytest.mark.filterwarnings("ignore")  # those of other packages
 def test_onnx(folder: Path, tmp_path: Path) -> None:
-    pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
-    from onnx.reference import ReferenceEvaluator
-
-    exported = load(folder, "whole")
-    batch, _, _, output = given(folder)[0]
-    small = handed.traced(batch)
+    run_of = pytest.importorskip("onnx.reference").ReferenceEvaluator
     path = tmp_path / "model.onnx"
-    program = torch.export.export(exported, (small,))
-    torch.onnx.export(program, f=str(path), dynamo=True, verbose=False)
-    run = ReferenceEvaluator(str(path))
-    flat = torch.utils._pytree.tree_leaves(small)
-    inputs = {n: v.numpy() for n, v in zip(run.input_names, flat, strict=True)}
-    (result,) = run.run(None, inputs)
-    torch.testing.assert_close(torch.from_numpy(result), output, **CLOSE)
+    torch.onnx.export(of_any_size(folder), f=str(path), dynamo=True, verbose=False)
+    run = run_of(str(path))
+    for batch, _, _, output in given(folder):
+        flat = torch.utils._pytree.tree_leaves(handed.traced(batch))
+        inputs = {name: v.numpy() for name, v in zip(run.input_names, flat, strict=True)}
+        (result,) = run.run(None, inputs)
+        torch.testing.assert_close(torch.from_numpy(result), output, **CLOSE)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 8, 9, 1000])
+def test_a_binary_search(count: int) -> None:
+    ordered = torch.arange(count) * 3 + 5
+    values = torch.arange(3 * count + 12).view(3, -1)
+    expected = (torch.searchsorted(ordered, values, right=True) - 1).clamp(min=0)
+    assert torch.equal(exported_table._last_not_above(ordered, values), expected)
+
+
+def test_an_exported_model_trains_on(folder: Path) -> None:
+    exported = load(folder, "whole").train()
+    exported(given(folder)[0][0]).sum().backward()
+    for parameter in exported.parameters():
+        assert parameter.grad is not None
+    for table, padding in (("sum", 0), ("rows.a", 1), ("half", 1)):
+        grad = exported.tables[table].rows.weight.grad
+        assert grad.count_nonzero() > 0
+        assert grad[padding].count_nonzero() == 0
 
 
 def test_refused() -> None:
