@@ -66,7 +66,8 @@ class Exporter:
         """A table as a module of its own; or a hosted module, built and filled here."""
         spec = self._tables.spec(name)
         if spec.module is not None:
-            module = spec.module(*spec.args, **spec.kwargs)
+            with torch.random.fork_rng([]):  # what it draws is overwritten below
+                module = spec.module(*spec.args, **spec.kwargs)
             module.load_state_dict(self._tables.module_state_dict(name))
             return module
         kept = self._kept.get(name)
