@@ -251,6 +251,17 @@ def test_an_exported_model_trains_on(folder: Path) -> None:
         assert grad[padding].count_nonzero() == 0
 
 
+def test_a_large_table_never_is_in_one_process_whole(tmp_path: Path) -> None:
+    rows = 1_600_000  # 410 MB
+    ((grown, right),) = hp.launch(
+        handed.memory_of_an_export,
+        roles=hp.Roles(trainers=1, servers=2),
+        args=(rows, str(tmp_path)),
+    )
+    assert right
+    assert grown < 100 << 20
+
+
 def test_refused() -> None:
     (messages,) = hp.launch(handed.refused_exports, roles=hp.Roles(trainers=1, servers=1))
     for message, wanted in zip(
