@@ -26,7 +26,7 @@ from hybridpar.trainer.tables import RemoteTables
 if TYPE_CHECKING:
     from hybridpar.trainer.model import HybridModel
 
-_PIECE_BYTES = 16 << 20  # rows are read, and written to a file, in pieces of about this size
+_PIECE_BYTES = 4 << 20  # rows are read, and written to a file, in pieces of about this size
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
