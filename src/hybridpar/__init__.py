@@ -23,6 +23,7 @@ from hybridpar.launch.roles import Roles
 from hybridpar.specs import RemoteEmbeddingSpec
 from hybridpar.trainer.checkpoint import Checkpoint
 from hybridpar.trainer.context import TrainerContext
+from hybridpar.trainer.exported import ExportedModel
 from hybridpar.trainer.loop import TrainerLoop
 from hybridpar.trainer.model import HybridModel
 from hybridpar.trainer.progress import FitResult
@@ -33,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Checkpoint",
     "CheckpointError",
+    "ExportedModel",
     "FitResult",
     "HybridModel",
     "HybridParError",

@@ -43,6 +43,8 @@ class HostedModule:
                 "of torch.nn.Module, or a function that returns one."
             )
         self._optimizer = self._build_optimizer(spec)
+        fresh = None if self._optimizer is None else self._optimizer.state_dict()
+        self._fresh = copy.deepcopy(fresh)
         self._seed = f"{model_seed}/{spec.name}"
         self._graphs: dict[tuple[int, int], Tensor] = {}  # by rank and call
         self._lock = threading.Lock()  # one forward or backward at a time
@@ -129,6 +131,14 @@ class HostedModule:
         state = self._module.state_dict()
         with self._lock:  # not while a step writes them
             return {name: value.detach().clone() for name, value in state.items()}
+
+    def replace(self, state: dict[str, Tensor]) -> None:
+        """Take other parameters and buffers; the optimizer is as at the beginning again."""
+        with self._lock:
+            self._module.load_state_dict(state)  # in place: the optimizer sees it
+            if self._optimizer is not None:
+                assert self._fresh is not None
+                self._optimizer.load_state_dict(copy.deepcopy(self._fresh))
 
     def checkpoint(self) -> dict[str, Any]:
         """What :meth:`restore` takes."""

@@ -151,6 +151,16 @@ class ModelShard:
         with self._lock, torch.no_grad():
             return self._slabs[slab].read(what, rows)
 
+    def set_rows(self, slab: int, rows: Tensor, values: Tensor, *, reset_state: bool) -> None:
+        """Write rows of one slab, between two updates."""
+        with self._lock, torch.no_grad():
+            self._slabs[slab].set_rows(rows, values, reset_state=reset_state)
+
+    def set_module_state(self, name: str, state: dict[str, Tensor]) -> None:
+        """Give a hosted module other parameters and buffers, between two updates."""
+        with self._lock:
+            self._modules[name].replace(state)
+
     def module_state(self, name: str) -> dict[str, Tensor]:
         """A hosted module's parameters and buffers."""
         with self._lock:

@@ -171,6 +171,14 @@ class _Service:
         """Rows of a slab's weight or state."""
         return self._shard.read(slab, what, rows)
 
+    def set_rows(self, slab: int, rows: Tensor, values: Tensor, reset_state: bool) -> None:
+        """Write rows of a slab; see `Slab.set_rows`."""
+        self._shard.set_rows(slab, rows, values, reset_state=reset_state)
+
+    def set_module_state(self, name: str, state: dict[str, Tensor]) -> None:
+        """Give a hosted module other parameters and buffers; its optimizer starts anew."""
+        self._shard.set_module_state(name, state)
+
     def module_state(self, name: str) -> dict[str, Tensor]:
         """A hosted module's parameters and buffers."""
         return self._shard.module_state(name)

@@ -212,6 +212,21 @@ class Slab:
         source = self.weight if what == WEIGHT else self.state[what]
         return gather_rows(source, rows).float()
 
+    def set_rows(self, rows: Tensor, values: Tensor, *, reset_state: bool) -> None:
+        """Write rows.
+
+        Args:
+            rows: (U,) int64, all different.
+            values: (U, D).
+            reset_state: whether their optimizer state is as at the beginning again.
+        """
+        if self._snapshot is not None:
+            self._snapshot.before_change(rows)
+        self.weight.index_copy_(0, rows, values.to(self._kind.dtype))
+        if reset_state:
+            for name, state in self.state.items():
+                state.index_fill_(0, rows, self._settings.initial_state(name))
+
 
 def _filled(shape: tuple[int, int], value: float) -> Tensor:
     # The system hands out zeros page by page, when first touched.

@@ -18,6 +18,7 @@ from hybridpar.specs import RemoteEmbeddingSpec, specs_by_feature
 from hybridpar.trainer.async_exchange import AsyncExchange
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.exchange import Exchange, SyncExchange
+from hybridpar.trainer.handover import Handover
 from hybridpar.trainer.routing import RoutedBatch
 from hybridpar.trainer.settings import (
     Consistency,
@@ -32,7 +33,7 @@ from hybridpar.trainer.tables import RemoteTables
 Batch = TypeVar("Batch")
 
 
-class HybridModel(nn.Module, ABC, Generic[Batch]):
+class HybridModel(nn.Module, Handover, ABC, Generic[Batch]):
     """Subclass it: name the tables, say which ids a batch needs, and compute with their rows.
 
     Plain submodules and parameters are the dense half, replicated on every trainer. The tables
@@ -227,6 +228,7 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
         return self._connected.plan
 
     @property
+    @override
     def _connected(self) -> RemoteTables:
         """The tables on the servers.
 
@@ -241,6 +243,7 @@ class HybridModel(nn.Module, ABC, Generic[Batch]):
         return self._tables
 
     @property
+    @override
     def _connected_exchange(self) -> Exchange:
         """How this model's trainers and servers keep step."""
         assert self._connected is not None

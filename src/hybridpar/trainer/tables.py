@@ -177,13 +177,13 @@ class RemoteTables:
 
     def read(self, table: str, what: str, ids: Tensor | None = None) -> Tensor:
         """Logical rows of a table's weight or optimizer state: (U, its width), on the CPU."""
-        spec = self._spec(table)
+        spec = self.spec(table)
         if spec.module is not None:
             raise SpecError(f"'{table}' is a module, not a table. Use model.module_state_dict.")
         if ids is None:
             ids = torch.arange(spec.num_embeddings)
         else:
-            ids = check("ids", _plain(spec), ids, self.ctx.name).bags.indices
+            ids = check("ids", plain_rows(spec), ids, self.ctx.name).bags.indices
         settings = spec.optimizer
         assert isinstance(settings, SparseOptimizerSettings)
         states = settings.state_widths(spec.embedding_dim)
@@ -199,12 +199,16 @@ class RemoteTables:
 
     def module_state_dict(self, name: str) -> dict[str, Tensor]:
         """A hosted module's parameters and buffers, on the CPU."""
-        spec = self._spec(name)
+        spec = self.spec(name)
         if spec.module is None:
             raise SpecError(f"'{name}' is a table, not a module. Use model.rows.")
         server = self.servers[self.plan.modules[name]]
         state: dict[str, Tensor] = server.call("module_state", self.model_id, name)
         return state
+
+    def set_module_state(self, name: str, state: dict[str, Tensor]) -> None:
+        """Give a hosted module other parameters and buffers; its optimizer starts anew."""
+        self.servers[self.plan.modules[name]].call("set_module_state", self.model_id, name, state)
 
     def servers_of(self, table: str) -> set[int]:
         """The servers that hold some of a table, or a module."""
@@ -223,7 +227,12 @@ class RemoteTables:
             name = None if outbox is None else outbox.name
             server.call("release", self.model_id, self.ctx.rank, name)
 
-    def _spec(self, name: str) -> RemoteEmbeddingSpec:
+    def spec(self, name: str) -> RemoteEmbeddingSpec:
+        """A table's or module's spec.
+
+        Raises:
+            SpecError: if none has the name.
+        """
         if name not in self.specs:
             raise SpecError(f"No table is named '{name}'. The model has {', '.join(self.specs)}.")
         return self.specs[name]
@@ -249,7 +258,7 @@ class RemoteTables:
         return server.send("read", self.model_id, shard.slab, what, rows + shard.first_row)
 
 
-def _plain(spec: RemoteEmbeddingSpec) -> RemoteEmbeddingSpec:
+def plain_rows(spec: RemoteEmbeddingSpec) -> RemoteEmbeddingSpec:
     """The spec's rows as they are, padding included."""
     return RemoteEmbeddingSpec(
         spec.name, num_embeddings=spec.num_embeddings, embedding_dim=spec.embedding_dim
