@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hybridpar.checkpoint_files import map_rows
 
 import handed
 import hybridpar as hp
 from handed import DIM, ROWS, written_ids, written_values
+from hybridpar.checkpoint.files import map_rows
 from hybridpar.server.slab import Slab
 from hybridpar.sharding import SlabKind, SlabLayout, SlabPart
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hybridpar.checkpoint_files import write_rows
+from hybridpar.checkpoint.files import write_rows
 from hybridpar.errors import InputError, SpecError
 from hybridpar.messages import WEIGHT
 from hybridpar.specs import RemoteEmbeddingSpec
