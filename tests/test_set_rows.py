@@ -87,7 +87,7 @@ def test_a_checkpoint_under_way_keeps_the_rows_of_its_moment(tmp_path: Path) -> 
     slab = Slab(SlabLayout(kind, (SlabPart("t", 0, 1, 0, 0, ROWS),)), {"t": spec}, "0")
     before = slab.weight.clone()
     slab.state["sum"].fill_(7.0)
-    slab.hold()
+    slab.hold(touched_only=False, track=False)
     ids = torch.tensor([3, 28])
     slab.set_rows(ids, torch.ones(2, DIM), reset_state=True)
     (entry,) = slab.write(tmp_path, "slab")
