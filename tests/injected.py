@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from hybridpar.checkpoint import files
 from hybridpar.launch import worker
 from hybridpar.master import Master
 from hybridpar.server.parameter_server import ParameterServer
@@ -58,6 +59,8 @@ def _patch() -> None:
     def serving(self: ParameterServer, peer: str, method: str, args: tuple[Any, ...]) -> object:
         if method == "take_turn":
             strike_step(self._name, args[1].step)
+        if method == "finish_save":  # its saver thread may be writing yet
+            strike(self._name, "save")
         if method == "stop":
             strike(self._name, "shutdown")
         return server_handle(self, peer, method, args)
@@ -69,6 +72,12 @@ def _patch() -> None:
             strike("master", "shutdown")
         return master_handle(self, peer, method, args)
 
+    def writing(folder: Path, name: str, state: object) -> Any:
+        strike(name.removesuffix(".pt"), "save")
+        return write_state(folder, name, state)
+
+    write_state = files.write_state
+    files.write_state = writing
     worker.open_store = opening
     ParameterServer.handle = serving  # type: ignore[method-assign]
     Master.handle = leading  # type: ignore[method-assign]

@@ -115,6 +115,21 @@ def train(
     return whole(ctx, loop)
 
 
+def train_and_die(
+    ctx: hp.TrainerContext, checkpoint: hp.Checkpoint, deaths: tuple[int, ...]
+) -> Whole:
+    """Train to the end; in each attempt but the last, one trainer is killed at a step."""
+
+    def on_loss() -> None:
+        dies = ctx.attempt < len(deaths) and ctx.rank == ctx.attempt % ctx.num_trainers
+        if dies and ctx.step == deaths[ctx.attempt]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    loop = make_loop(ctx, checkpoint, on_loss=on_loss)
+    loop.fit(batches_of(ctx.rank, BATCHES, bags=True), epochs=EPOCHS, resume=True)
+    return whole(ctx, loop)
+
+
 def load(
     ctx: hp.TrainerContext, directory: str, options: dict[str, Any], arguments: dict[str, Any]
 ) -> Whole:

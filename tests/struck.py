@@ -21,12 +21,13 @@ class Result:
         return Result, (self.name,)
 
 
-def train(ctx: hp.TrainerContext, consistency: str) -> Result:
+def train(ctx: hp.TrainerContext, consistency: str, directory: str | None = None) -> Result:
     def loss(output: Tensor, batch: Batch) -> Tensor:
         injected.strike_step(ctx.name, ctx.step + 1)
         return cross_entropy(output, batch)
 
-    make_loop(ctx, loss, consistency=consistency).fit(
+    checkpoint = None if directory is None else hp.Checkpoint(directory, every=1)
+    make_loop(ctx, loss, consistency=consistency, checkpoint=checkpoint).fit(
         make_batch(1000 * step + ctx.rank, bags=True) for step in range(12)
     )
     return Result(ctx.name)

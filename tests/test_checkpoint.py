@@ -69,6 +69,15 @@ def test_training_resumed_at_any_step_is_bit_equal(
     assert json.loads((checkpoints(tmp_path)[-1] / MANIFEST).read_text())["step"] == TOTAL - 1
 
 
+def test_a_job_that_is_restarted_equals_one_that_never_failed(tmp_path: Path) -> None:
+    checkpoint = hp.Checkpoint(tmp_path, every=3)
+    results = hp.launch(
+        saved.train_and_die, roles=ROLES, args=(checkpoint, (5, 11, 16)), max_restarts=3
+    )
+    for got, wanted in zip(results, unbroken("adam"), strict=True):
+        assert_equal(got, wanted)
+
+
 @pytest.mark.parametrize("sharding", ["table_wise", "row_wise", "column_wise"])
 @pytest.mark.parametrize("servers", [1, 3])
 def test_training_goes_on_under_another_layout(servers: int, sharding: str, tmp_path: Path) -> None:

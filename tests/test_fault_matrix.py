@@ -16,6 +16,8 @@ import pytest
 
 import hybridpar as hp
 import struck
+from hybridpar import cli
+from hybridpar.checkpoint.folders import checkpoints
 from hybridpar.launch.doctor import jobs
 
 pytestmark = pytest.mark.slow
@@ -63,6 +65,25 @@ def test_a_failure_is_named_soon_and_leaves_nothing(
         assert error.step in (4, 5, 6), "the step is known, if only from the others"
     assert left() <= before
     assert not jobs()
+
+
+@pytest.mark.parametrize("how", WORDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_failure_while_a_checkpoint_is_written(
+    name: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark, directory = tmp_path / "struck", tmp_path / "checkpoints"
+    when = "mid" if name == "master" else "save"  # every step saves, and it has no part in that
+    monkeypatch.setenv("HYBRIDPAR_TEST_FAULT", f"{name} {when} {how} {mark}")
+    consistency = "async" if name == "master" else "sync"
+    with pytest.raises(hp.WorkerError) as caught:
+        hp.launch(struck.train, roles=ROLES, args=(consistency, str(directory)))
+    assert time.monotonic() - float(mark.read_text()) < WITHIN_S
+    error = caught.value
+    assert error.role + ("" if error.role == "master" else str(error.rank)) == name
+    assert WORDS[how] in str(error)
+    for folder in checkpoints(directory):
+        assert cli.main(["checkpoint", "verify", str(folder)]) == 0
 
 
 SCRIPT = """

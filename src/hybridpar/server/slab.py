@@ -220,8 +220,7 @@ class Slab:
             values: (U, D).
             reset_state: whether their optimizer state is as at the beginning again.
         """
-        if self._snapshot is not None:
-            self._snapshot.before_change(rows)
+        self._before_change(rows)
         self.weight.index_copy_(0, rows, values.to(self._kind.dtype))
         if reset_state:
             for name, state in self.state.items():
