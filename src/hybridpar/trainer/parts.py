@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from hybridpar.counterparts import dense_name
 from hybridpar.errors import SpecError
-from hybridpar.optim import SparseOptimizerSettings, dense_name
+from hybridpar.optim import SparseOptimizerSettings
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.model import HybridModel
 
