@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -32,6 +32,7 @@ from hybridpar.trainer.sparse_optimizer import SparseOptimizer
 Sample: TypeAlias = "Iterable[Any] | Callable[..., Iterable[Any]]"
 """Batches of all trainers, or a function from a trainer's rank to its batches."""
 
+_OWN_FORWARDS = 8  # so many trainers go through the model's forward; it may take long
 Asked: TypeAlias = "dict[tuple[int, int], list[SlabLookup]]"
 """By server and slab, lookups."""
 
@@ -59,7 +60,7 @@ class DryRun:
         asked: for each trainer and server, the lookups of its steps.
         ids: for each table, the ids of each batch.
         bags: for each table, how many bags they were in, all together.
-        step_s: seconds of trainer 0's own work in each step.
+        step_s: seconds of a trainer's own work, for each step of some.
         server_s: seconds that each server's work in a step takes, as timed elsewhere.
     """
 
@@ -110,7 +111,7 @@ def dry_run(
     model = _own_copy(model)
     model.train()
     run = DryRun()
-    used: set[str] | None = None
+    used: set[str] = set()
     with torch.random.fork_rng(devices=[]):
         for rank in range(trainers):
             batches = _batches_of(sample, rank, steps)
@@ -128,7 +129,8 @@ def dry_run(
                 shares_memory=False,
             )
             optimizer = model.connect(ctx, **connect)
-            used = _epoch(model, optimizer, batches, run, used)
+            steps_of_one = _Steps(model, optimizer, run, used)
+            steps_of_one.take(batches, own_forward=rank < _OWN_FORWARDS)
             run.sent.append([server.sent for server in servers])
             run.received.append([server.received for server in servers])
             run.asked.append([server.asked for server in servers])
@@ -139,6 +141,7 @@ def _own_copy(model: HybridModel[Any]) -> HybridModel[Any]:
     """A copy that is not connected: buffers and gradients of the caller's stay as they are."""
     connection = (model._tables, model._exchange, model._sparse_optimizer)
     memo: dict[int, Any] = {id(part): None for part in connection}
+    memo[id(model.specs)] = model.specs  # which may have values of a table's size
     return copy.deepcopy(model, memo)
 
 
@@ -159,71 +162,81 @@ def _some(batches: Iterable[Any], steps: int) -> list[Any]:
     return [batch for batch, _ in zip(batches, range(steps), strict=False)]
 
 
-def _epoch(
-    model: HybridModel[Any],
-    optimizer: SparseOptimizer,
-    batches: Sequence[Any],
-    run: DryRun,
-    used: set[str] | None,
-) -> set[str]:
-    """One trainer's steps, as `Steps.run` takes them.
+class _Steps:
+    """One trainer's steps, taken as `trainer.steps.Steps` takes them.
 
     Args:
         model: connected.
         optimizer: what `connect` gave.
-        batches: its batches.
         run: takes note of them.
-        used: features whose embeddings the loss depends on; None to find out by the model's own
-            forward and backward, which are timed.
-
-    Returns:
-        The features used.
+        used: features whose embeddings the model's output depends on; more are added.
     """
-    exchange = model._connected_exchange
-    found: set[str] = set()
-    routed = _noted(model._route(batches[0]), run)
-    current = exchange.open(routed)
-    for batch, after in itertools.zip_longest(batches, batches[1:]):
-        started = time.perf_counter()
-        following = None if after is None else _noted(model._route(after, ahead=1), run)
-        exchange.announce(following)
-        embeddings = model._embed(routed, current.pooled, batch)
-        if used is None:
-            loss = total(model(embeddings, batch))
-        else:
-            loss = total([embeddings[name] for name in used & embeddings.keys()])
-        if loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
-        gradients = optimizer.gradients()
-        found.update(_with_gradient(model.specs, gradients.looked_up))
-        exchange.send(gradients)
-        optimizer.pushed()
-        model.zero_grad()
-        if used is None:
-            run.step_s.append(time.perf_counter() - started)
-        current = exchange.complete()
-        routed = routed if following is None else following
-    exchange.close()
-    return found if used is None else used
+
+    def __init__(
+        self, model: HybridModel[Any], optimizer: SparseOptimizer, run: DryRun, used: set[str]
+    ) -> None:
+        self._model = model
+        self._exchange = model._connected_exchange
+        self._optimizer = optimizer
+        self._run = run
+        self._used = used
+        self._pushed = False
+
+    def take(self, batches: Sequence[Any], *, own_forward: bool) -> None:
+        """An epoch of some batches.
+
+        Args:
+            batches: its batches.
+            own_forward: whether to go through the model's own forward, and take the time; else
+                through a sum of the embeddings that were used so far.
+        """
+        routed = self._route(batches[0], ahead=0)
+        current = self._exchange.open(routed)
+        for batch, after in itertools.zip_longest(batches, batches[1:]):
+            started = time.perf_counter()
+            following = None if after is None else self._route(after, ahead=1)
+            self._exchange.announce(following)
+            embeddings = self._model._embed(routed, current.pooled, batch)
+            if own_forward:
+                loss = total(self._model(embeddings, batch))
+            else:
+                loss = total([embeddings[name] for name in self._used & embeddings.keys()])
+            self._pushed = False
+            early = None if self._exchange.clips_norms else self._push
+            with self._optimizer.when_complete(early):
+                if loss.requires_grad:
+                    loss.backward()  # type: ignore[no-untyped-call]
+            if not self._pushed:
+                self._push()
+            self._model.zero_grad()
+            if own_forward:
+                self._run.step_s.append(time.perf_counter() - started)
+            current = self._exchange.complete()
+            routed = routed if following is None else following
+        self._exchange.close()
+
+    def _route(self, batch: Any, *, ahead: int) -> RoutedBatch:
+        routed = self._model._route(batch, ahead=ahead)
+        for table, ids, num_bags in routed.tables_ids():
+            self._run.ids.setdefault(table, []).append(ids)
+            self._run.bags[table] = self._run.bags.get(table, 0) + num_bags
+        return routed
+
+    def _push(self) -> None:
+        self._pushed = True
+        gradients = self._optimizer.gradients()
+        for each in gradients.looked_up:
+            self._used.update(_features(self._model.specs, each))
+        self._exchange.send(gradients)
+        self._optimizer.pushed()
 
 
-def _with_gradient(
-    specs: Sequence[RemoteEmbeddingSpec], looked_up: Sequence[LookedUp]
-) -> Iterator[str]:
+def _features(specs: Sequence[RemoteEmbeddingSpec], looked_up: LookedUp) -> set[str]:
     """The features that a backward pass reached."""
-    for each in looked_up:
-        if each.slab < 0:
-            yield from next(spec.features for spec in specs if spec.name == each.module[0])
-        else:
-            pairs = zip(each.pieces, each.gradients(), strict=True)
-            yield from (piece.feature for piece, grad in pairs if grad is not None)
-
-
-def _noted(routed: RoutedBatch, run: DryRun) -> RoutedBatch:
-    for table, ids, num_bags in routed.tables_ids():
-        run.ids.setdefault(table, []).append(ids)
-        run.bags[table] = run.bags.get(table, 0) + num_bags
-    return routed
+    if looked_up.slab < 0:
+        return set(next(spec.features for spec in specs if spec.name == looked_up.module[0]))
+    pairs = zip(looked_up.pieces, looked_up.gradients(), strict=True)
+    return {piece.feature for piece, grad in pairs if grad is not None}
 
 
 def total(output: object) -> Tensor:

@@ -82,7 +82,7 @@ def _trainer(plan: PlanReport) -> list[str]:
         lines.append(
             f"each trainer: {size(trainer.sent_a_step)} out and {size(trainer.received_a_step)} in "
             f"a step, {size(trainer.all_reduced_a_step)} each way for the all-reduce "
-            f"({_seconds(trainer.network_s)}); {_seconds(trainer.compute_s)} of its own work"
+            f"({_seconds(trainer.network_s)} of its link); {_seconds(trainer.compute_s)} of work"
         )
     if trainer.dense_bytes is None:
         lines.append("the dense half is not known: its compute and all-reduce are left out")
