@@ -65,9 +65,7 @@ def train(ctx, what):
         time.sleep(600)
 
 if __name__ == "__main__":
-    roles = None if sys.argv[1] == "none" else hp.Roles(trainers=1, servers=1)
-    hp.launch(train, roles=roles, args=sys.argv[1:])
-    sys.exit(7)
+    hp.launch(train, roles=hp.Roles(trainers=1, servers=1), args=sys.argv[1:])
 """
 
 
@@ -78,28 +76,31 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_run_takes_the_roles_from_the_command_line(script: Path) -> None:
-    done = run("run", "--trainers", "2", "--servers", "3", "--log-dir", "logs", "a_script.py", "")
-    assert done.returncode == 7, "its status is the script's"
-    assert done.stdout == ""
-    assert done.stderr == (
+def test_run_takes_the_roles_and_ends_with_one_error(script: Path) -> None:
+    options = ["--trainers=2", "--servers=3", "--log-dir=logs"]
+    done = run("run", *options, "--module", "a_script", "fail")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(
         "hybridpar run asks for Roles(trainers=2, servers=3) in place of the script's "
-        "Roles(trainers=1, servers=1)\n"
+        "Roles(trainers=1, servers=1)\nTraceback"
     )
+    assert done.stderr.count("WorkerError: trainer1") == 1
+    assert done.stderr.rstrip().endswith("ValueError: as asked")
     names = ["master", "ps0", "ps1", "ps2", "trainer0", "trainer1"]
     assert sorted(path.stem for path in Path("logs").iterdir()) == names
     assert Path("logs/trainer1.log").read_text() == "trainer1 of 2, 3 servers\n"
 
 
-def test_run_ends_with_one_error(script: Path) -> None:
-    done = run("run", "--module", "--trainers=2", "a_script", "fail")
-    assert done.returncode == 1
-    assert "trainer0 of 2, 1 servers" in done.stdout
-    assert done.stderr.count("WorkerError: trainer1") == 1
-    assert done.stderr.rstrip().endswith("ValueError: as asked")
+def test_the_status_of_run_is_the_scripts(script: Path) -> None:
+    Path("quits.py").write_text("import sys; print(sys.argv); sys.exit(7)")
+    done = run("run", "--servers", "1", "quits.py", "--trainers", "x")
+    assert (done.returncode, done.stderr) == (7, "")
+    assert done.stdout == "['quits.py', '--trainers', 'x']\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)]
+)
 def test_a_signal_to_run_ends_the_job(script: Path, number: signal.Signals) -> None:
     command = [*COMMAND, "run", "--trainers", "2", "a_script.py", "sleep"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as job:
@@ -173,7 +174,7 @@ def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
                 yield from parsers(command)
 
 
-@pytest.mark.parametrize("parser", parsers(cli.parser()), ids=lambda parser: parser.prog)
+@pytest.mark.parametrize("parser", list(parsers(cli.parser())), ids=lambda parser: parser.prog)
 def test_every_help_shows_an_example(parser: argparse.ArgumentParser) -> None:
     text = parser.format_help()
     assert f"example: {parser.prog} " in text

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -179,14 +182,14 @@ JSON = {
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+    monkeypatch.setattr("sys.path", ["", *sys.path])
     (tmp_path / "planned_net.py").write_text(PYTHON)
     (tmp_path / "specs.json").write_text(json.dumps(JSON))
     batch = {"item": {"ids": [1, 2, 2], "offsets": [0, 1]}, "user": [3, 4]}
     (tmp_path / "sample.json").write_text(json.dumps([batch, batch]))
     torch.save({"item": (torch.tensor([1, 2, 2]), torch.tensor([0, 1]))}, tmp_path / "sample.pt")
     yield tmp_path
-    __import__("sys").modules.pop("planned_net", None)
+    sys.modules.pop("planned_net", None)
 
 
 @pytest.mark.parametrize(
@@ -253,3 +256,25 @@ def test_sizes_and_optimizers_in_words() -> None:
     assert optimizer_of("SGD(momentum=0.9, nesterov=True)") == hp.optim.SGD(
         momentum=0.9, nesterov=True, lr=1e-3
     )
+
+
+def test_the_commands_of_the_page_on_planning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each runs on the file that the page shows, and the first prints what the page says."""
+    page = (Path(__file__).parents[1] / "docs" / "planning.md").read_text()
+    (block,) = re.findall(r"^```python\n(# shop\.py\n.*?)^```", page, re.S | re.M)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    Path("shop.py").write_text(block)
+    (specs,) = re.findall(r"^```json\n(.*?)^```", page, re.S | re.M)
+    Path("shop.json").write_text(specs)
+    commands = re.findall(r"^    hybridpar (plan shop.*)$", page, re.M)
+    assert len(commands) == 2
+    printed = []
+    for command in [*commands, "plan shop.json --servers 2"]:
+        assert cli.main(shlex.split(command)) == 0
+        printed.append(capsys.readouterr().out)
+    sys.modules.pop("shop")
+    for line in printed[0].splitlines()[2:8]:  # without what is timed
+        assert line.strip() in page, line

@@ -19,7 +19,7 @@ def add_to(commands: Commands) -> None:
         "not, and list the jobs that run. With a job: tell what every process of it does just now: "
         "which step it is in, whom it waits for, and the Python stack of each of its threads. Ends "
         "with status 1 if a check fails.",
-        epilog="example: hybridpar doctor, or hybridpar doctor 4242",
+        epilog="example: hybridpar doctor 4242",
     )
     parser.set_defaults(command=_doctor)
     parser.add_argument(
