@@ -226,6 +226,7 @@ def test_what_the_command_reads(
         (["gone.py"], "There is no file gone.py"),
         (["planned_net.py:gone"], "planned_net.py has no 'gone'"),
         (["planned_net.py:ids"], "Name a HybridModel"),
+        (["planned_net.py:of_rank"], "needs the arguments rank"),
         (["planned_net.py", "--optimizer", "Adamm"], "no optimizer 'Adamm'"),
         (["planned_net.py", "--optimizer", "Adam(lr=x)"], "cannot be built"),
         (["planned_net.py", "--optimizer", "Adam(lr=-1)"], "lr=-1"),

@@ -48,8 +48,8 @@ def read_model(
         return _from_json(path)
     module = _imported(path)
     found = _named(module, path, name) if name else _looked_for(module, path)
-    if inspect.isclass(found) or (callable(found) and not isinstance(found, HybridModel)):
-        found = found()
+    if callable(found) and not isinstance(found, HybridModel):
+        found = _called(source, found)
     if isinstance(found, RemoteEmbeddingSpec):
         found = [found]
     if isinstance(found, HybridModel):
@@ -194,6 +194,21 @@ def _looked_for(module: ModuleType, path: Path) -> Any:
             f"Name one: {path}:NAME."
         )
     return models[0]
+
+
+def _called(source: str, function: Callable[[], object]) -> Any:
+    needed = [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if needed:
+        raise SpecError(
+            f"{source} needs the arguments {', '.join(needed)}. Write a function without arguments "
+            "that gives them, and name it: FILE.py:NAME."
+        )
+    return function()
 
 
 def _by_rank(function: Callable[..., Any]) -> Callable[[int], Any]:
