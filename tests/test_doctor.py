@@ -115,7 +115,9 @@ def test_the_doctor_command_tells_who_waits_for_whom(tmp_path: Path) -> None:
         assert script.stderr is not None
         while "in asleep_in_the_loss" not in text:
             text += script.stderr.readline()
-        alone = subprocess.run([*command, "doctor"], capture_output=True, text=True, timeout=60)
+        alone = subprocess.run(
+            [*command, "doctor", "--jobs"], capture_output=True, text=True, timeout=60
+        )
         assert str(script.pid) in alone.stdout
     done = subprocess.run([*command, "doctor", "1"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1

@@ -80,8 +80,8 @@ def test_public_names() -> None:
     assert sorted(hp.__all__) == [
         "Checkpoint", "CheckpointError", "ExportedModel",
         "FitResult", "HybridModel", "HybridParError", "InputError", "PeerLostError",
-        "RemoteEmbeddingSpec", "RemoteError", "RoleLauncher", "Roles", "SparseOptimizer",
-        "SpecError", "TrainFunctionError", "TrainerContext", "TrainerLoop", "WaitTimeoutError",
-        "WorkerError", "launch", "optim",
+        "PlanReport", "RemoteEmbeddingSpec", "RemoteError", "RoleLauncher", "Roles", "ServerPlan",
+        "SparseOptimizer", "SpecError", "TablePlan", "TrainFunctionError", "TrainerContext",
+        "TrainerLoop", "TrainerPlan", "WaitTimeoutError", "WorkerError", "launch", "optim", "plan",
     ]  # fmt: skip
     assert all(hasattr(hp, name) for name in hp.__all__)

@@ -20,6 +20,8 @@ from hybridpar.errors import (
 )
 from hybridpar.launch.launcher import RoleLauncher, launch
 from hybridpar.launch.roles import Roles
+from hybridpar.planning.planned import plan
+from hybridpar.planning.report import PlanReport, ServerPlan, TablePlan, TrainerPlan
 from hybridpar.specs import RemoteEmbeddingSpec
 from hybridpar.trainer.checkpoint import Checkpoint
 from hybridpar.trainer.context import TrainerContext
@@ -40,17 +42,22 @@ __all__ = [
     "HybridParError",
     "InputError",
     "PeerLostError",
+    "PlanReport",
     "RemoteEmbeddingSpec",
     "RemoteError",
     "RoleLauncher",
     "Roles",
+    "ServerPlan",
     "SparseOptimizer",
     "SpecError",
+    "TablePlan",
     "TrainFunctionError",
     "TrainerContext",
     "TrainerLoop",
+    "TrainerPlan",
     "WaitTimeoutError",
     "WorkerError",
     "launch",
     "optim",
+    "plan",
 ]

@@ -102,7 +102,7 @@ class _Part(NamedTuple):
     num_columns: int
 
 
-_Parts: TypeAlias = "tuple[Sharding, list[_Part]]"
+_Parts: TypeAlias = "tuple[Sharding, list[_Part], str]"  # the last says why
 
 
 class _Planner:
@@ -131,48 +131,70 @@ class _Planner:
         """Whether a table goes to several servers."""
         if spec.sharding is not None:
             return spec.sharding != "table_wise"
+        return bool(self._too_much(spec))
+
+    def _too_much(self, spec: RemoteEmbeddingSpec) -> str:
+        """Of what a table alone is more than one server's fair share; empty if of nothing."""
         fair = 1 / len(self._servers)
-        too_many_bytes = self._bytes[spec.name] / self._all_bytes > fair
-        return fair < 1 and (too_many_bytes or self._reads[spec.name] / self._all_reads > fair)
+        for what, part in (
+            ("bytes", self._bytes[spec.name] / self._all_bytes),
+            ("values read", self._reads[spec.name] / self._all_reads),
+        ):
+            if fair < 1 and part > fair:
+                return f"{part:.0%} of all {what}, above a server's fair {fair:.0%}"
+        return ""
 
     def spread(self, spec: RemoteEmbeddingSpec) -> _Parts:
         """Cut a table over the servers, row-wise or column-wise."""
-        sharding = spec.sharding or self._cheaper_cut(spec)
+        sharding, why = spec.sharding, "pinned by its spec"
+        if sharding is None:
+            sharding, cheaper = self._cheaper_cut(spec)
+            why = f"spread: {self._too_much(spec)}; {cheaper}"
         if sharding == "column_wise":
-            why = _why_not_by_columns(spec)
-            if why:
+            obstacle = _why_not_by_columns(spec)
+            if obstacle:
                 raise SpecError(
-                    f"Table '{spec.name}' cannot be sharded column-wise: {why}. Shard it row-wise."
+                    f"Table '{spec.name}' cannot be sharded column-wise: {obstacle}. Shard it "
+                    "row-wise."
                 )
-            return self._take(spec, sharding, _columns(spec, self._servers))
-        return self._take(spec, "row_wise", _rows(spec, self._servers))
+            return self._take(spec, sharding, _columns(spec, self._servers), why)
+        return self._take(spec, "row_wise", _rows(spec, self._servers), why)
 
     def keep_whole(self, spec: RemoteEmbeddingSpec) -> _Parts:
         """Put a table on the server that has least so far."""
         server = min(self._servers, key=self._load.__getitem__)
+        why = "the only server" if len(self._servers) == 1 else f"ps{server} had least so far"
+        why = f"whole, {'pinned by its spec' if spec.sharding else 'within a fair share'}; {why}"
         part = _Part(server, 0, 1, spec.num_embeddings, 0, spec.embedding_dim)
-        return self._take(spec, "table_wise", [part])
+        return self._take(spec, "table_wise", [part], why)
 
-    def _cheaper_cut(self, spec: RemoteEmbeddingSpec) -> Sharding:
-        """The cut that sends fewer bytes a sample, ids out, rows and their gradients back."""
+    def _cheaper_cut(self, spec: RemoteEmbeddingSpec) -> tuple[Sharding, str]:
+        """The cut that sends fewer bytes a sample, ids out, rows and their gradients back; why."""
         servers, ids = len(self._servers), spec.pooling_factor or 1.0
         row = 2 * _FLOAT32_BYTES * spec.embedding_dim
         pooled = spec.mode in ("sum", "mean")
         by_rows = ids * _ID_BYTES + (min(servers, ids) if pooled else ids) * row
         by_columns = servers * ids * _ID_BYTES + (1 if pooled else ids) * row
-        wide = spec.embedding_dim >= servers * _LEAST_COLUMNS
-        if wide and by_columns < by_rows and not _why_not_by_columns(spec):
-            return "column_wise"
-        return "row_wise"
+        sizes = f"{by_rows:,.0f} bytes a sample by rows, {by_columns:,.0f} by columns"
+        if by_columns >= by_rows:
+            return "row_wise", sizes
+        obstacle = _why_not_by_columns(spec)
+        if spec.embedding_dim < servers * _LEAST_COLUMNS:
+            obstacle = f"{spec.embedding_dim} columns are too few for {servers} servers"
+        if obstacle:
+            return "row_wise", f"{sizes}, but {obstacle}"
+        return "column_wise", sizes
 
-    def _take(self, spec: RemoteEmbeddingSpec, sharding: Sharding, parts: list[_Part]) -> _Parts:
+    def _take(
+        self, spec: RemoteEmbeddingSpec, sharding: Sharding, parts: list[_Part], why: str
+    ) -> _Parts:
         for part in parts:
             size = part.num_rows * row_bytes(spec, part.num_columns)
             self.num_bytes[part.server] += size
             self.ids[part.server] += (spec.pooling_factor or 1.0) / part.num_row_shards
             reads = self._reads[spec.name] / len(parts) / self._all_reads
             self._load[part.server] += size / self._all_bytes + reads
-        return sharding, parts
+        return sharding, parts, why
 
 
 def row_bytes(spec: RemoteEmbeddingSpec, num_columns: int | None = None) -> int:
@@ -221,7 +243,7 @@ def _lay_out(
     slabs: list[dict[SlabKind, list[SlabPart]]] = [{} for _ in planner.num_bytes]
     placements = {}
     for spec in specs:
-        sharding, cut = parts[spec.name]
+        sharding, cut, why = parts[spec.name]
         shards = []
         for part in cut:
             kind = _kind(spec, part.num_columns)
@@ -240,7 +262,7 @@ def _lay_out(
                     part.first_column, part.num_columns,
                 )
             )  # fmt: skip
-        placements[spec.name] = Placement(spec.name, sharding, tuple(shards))
+        placements[spec.name] = Placement(spec.name, sharding, tuple(shards), why)
     layouts = tuple(
         tuple(SlabLayout(kind, tuple(members)) for kind, members in by_kind.items())
         for by_kind in slabs

@@ -45,11 +45,12 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one table is, and how it is cut."""
+    """Where one table is, how it is cut, and why so, in words."""
 
     table: str
     sharding: Sharding
     shards: tuple[Shard, ...]
+    why: str = ""
 
     @property
     def num_row_shards(self) -> int:

@@ -41,7 +41,7 @@ _LOOPBACK = "127.0.0.1"
 def launch(
     train: Callable[..., Result],
     *,
-    roles: Roles | Mapping[str, int],
+    roles: Roles | Mapping[str, int] | None = None,
     args: Sequence[object] = (),
     device: Device | None = None,
     max_restarts: int = 0,
@@ -58,7 +58,8 @@ def launch(
         train: called as ``train(ctx, *args)`` with a :class:`TrainerContext`. A function that the
             other processes can import: not a lambda, nor defined in another function.
         roles: how many processes play which part: ``Roles(trainers=2, servers=1)`` or
-            ``{"trainer": 2, "ps": 1}``.
+            ``{"trainer": 2, "ps": 1}``. None leaves it to ``hybridpar run``, whose ``--trainers``
+            and ``--servers`` override what is given here, too.
         args: more arguments for ``train``; they are pickled.
         device: where the dense half runs: ``"cpu"``, or ``"cuda"``, a device a trainer; None takes
             CUDA where there is a device for every trainer.
@@ -89,7 +90,7 @@ class RoleLauncher:
     """Runs jobs of given roles; :func:`launch` with every setting.
 
     Args:
-        roles: how many processes play which part.
+        roles: how many processes play which part; as in :func:`launch`.
         device: as in :func:`launch`.
         start_method: how processes start. ``"forkserver"`` forks them from a process that has
             torch loaded already: the first job takes some seconds, the next about one. None takes
@@ -117,7 +118,7 @@ class RoleLauncher:
 
     def __init__(
         self,
-        roles: Roles | Mapping[str, int],
+        roles: Roles | Mapping[str, int] | None = None,
         *,
         device: Device | None = None,
         start_method: StartMethod | None = None,
@@ -129,7 +130,7 @@ class RoleLauncher:
         heartbeat_s: float = 1.0,
         heartbeat_limit_s: float = 5.0,
     ) -> None:
-        self.roles = Roles.of(roles)
+        self.roles = Roles.asked_for(roles)
         choices = {"device": (device, get_args(Device)),
                    "start_method": (start_method, get_args(StartMethod))}  # fmt: skip
         for name, (given, known) in choices.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -9,6 +11,9 @@ from typing import Literal, TypeAlias
 from hybridpar.errors import SpecError
 
 Role: TypeAlias = Literal["master", "ps", "trainer"]
+TRAINERS, SERVERS = "HYBRIDPAR_TRAINERS", "HYBRIDPAR_SERVERS"  # set by `hybridpar run`
+
+_logger = logging.getLogger("hybridpar")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +63,29 @@ class Roles:
             )
         return cls(trainers=roles["trainer"], servers=roles.get("ps", 1))
 
+    @classmethod
+    def asked_for(cls, roles: Roles | Mapping[str, int] | None) -> Roles:
+        """The roles that a script gives, or those that ``hybridpar run`` puts in their place.
+
+        Args:
+            roles: the script's; None leaves them to ``hybridpar run``.
+
+        Raises:
+            SpecError: if nobody says how many trainers there are, or a number is none.
+        """
+        given = None if roles is None else cls.of(roles)
+        trainers = _from_environment(TRAINERS, given.trainers if given else None)
+        servers = _from_environment(SERVERS, given.servers if given else 1)
+        if trainers is None or servers is None:
+            raise SpecError(
+                "No roles are given. Pass roles=hybridpar.Roles(trainers=2, servers=1), or run the "
+                "script by: hybridpar run --trainers 2 --servers 1 SCRIPT."
+            )
+        asked = cls(trainers=trainers, servers=servers)
+        if given is not None and asked != given:
+            _logger.warning("hybridpar run asks for %s in place of the script's %s", asked, given)
+        return asked
+
     @property
     def names(self) -> tuple[str, ...]:
         """Every process's name."""
@@ -74,3 +102,12 @@ class Roles:
 def process_name(role: Role, rank: int) -> str:
     """``"master"``, ``"ps0"``, ``"trainer0"``."""
     return role if role == "master" else f"{role}{rank}"
+
+
+def _from_environment(name: str, default: int | None) -> int | None:
+    text = os.environ.get(name)
+    if not text:
+        return default
+    if not text.isdecimal():
+        raise SpecError(f"{name} is {text!r}. Give a whole number of at least 1, or unset it.")
+    return int(text)

@@ -15,6 +15,7 @@ import torch
 
 from hybridpar.launch.assignment import Assignment, Report, Status
 from hybridpar.launch.doctor import own_status
+from hybridpar.launch.logs import redirect
 from hybridpar.launch.playing import Where, play
 from hybridpar.launch.rendezvous import open_store
 from hybridpar.launch.reports import report_of
@@ -51,6 +52,7 @@ def _settle_in(assignment: Assignment) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hears Ctrl-C and ends the job
     os.environ.clear()
     os.environ.update(assignment.environment)
+    redirect(assignment.name)
     if assignment.host == "127.0.0.1":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     torch.set_num_threads(assignment.num_threads)

@@ -73,6 +73,15 @@ class HostedModule:
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         return [float(group["lr"]) for group in groups]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its parameters, its buffers and its optimizer's state."""
+        tensors = [*self._module.parameters(), *self._module.buffers()]
+        if self._optimizer is not None:
+            for state in self._optimizer.state.values():
+                tensors += [value for value in state.values() if isinstance(value, Tensor)]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
     def forward(self, rank: int, call: ModuleCall) -> Tensor:
         """The module's output for one trainer's inputs; the graph is kept if the call asks it.
 

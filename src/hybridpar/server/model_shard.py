@@ -62,6 +62,13 @@ class ModelShard:
         )
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes of tables and hosted modules, with their optimizers' state."""
+        tensors = [t for slab in self._slabs for t in (slab.weight, *slab.state.values())]
+        slabs = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return slabs + sum(module.num_bytes for module in self._modules.values())
+
+    @property
     def handles(self) -> tuple[Handle | None, ...]:
         """For each slab, by what a trainer on this machine reads its weight; None if it asks."""
         return tuple(slab.handle for slab in self._slabs)

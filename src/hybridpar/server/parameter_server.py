@@ -218,6 +218,10 @@ class _Service:
             self._steps = steps
             self._clocks.restore(steps)
 
+    def num_bytes(self) -> int:
+        """Bytes that this server holds of the model."""
+        return self._shard.num_bytes
+
     def timings(self) -> dict[str, float]:
         """Seconds since the model was made, by phase."""
         return self._timings.seconds()

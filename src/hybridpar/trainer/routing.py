@@ -59,6 +59,13 @@ class RoutedBatch:
         """The name of the table that a feature reads."""
         return self._features[feature][0].name
 
+    def tables_ids(self) -> list[tuple[str, Tensor, int]]:
+        """For each feature of a table: the table, the (N,) ids, and in how many bags they are."""
+        return [
+            (spec.name, checked.bags.indices, checked.bags.num_bags)
+            for spec, checked, _ in self._features.values()
+        ]
+
     def refresh(self, inputs: Mapping[str, FeatureValue]) -> None:
         """Take the per-sample weights from ``sparse_inputs`` called anew.
 

@@ -72,6 +72,15 @@ class RemoteTables:
         """The connection to the master."""
         return self.ctx._master
 
+    @property
+    def reads_here(self) -> set[int]:
+        """The servers on this machine some of whose rows this trainer reads itself."""
+        return {server for server, _ in self._weights}
+
+    def server_bytes(self) -> dict[int, int]:
+        """For each server's rank, the bytes that it holds of the model."""
+        return {rank: s.call("num_bytes", self.model_id) for rank, s in self.servers.items()}
+
     def route(
         self, inputs: Mapping[str, FeatureValue], *, train: bool, ahead: int = 0
     ) -> RoutedBatch:

@@ -1,0 +1,1 @@
+"""What `hybridpar doctor` looks at on a machine."""

@@ -1,0 +1,1 @@
+"""What a model would cost on a cluster, before it runs."""
