@@ -15,11 +15,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hybridpar.checkpoint.folders import newest
 from hybridpar.errors import SpecError
+from hybridpar.metrics import Metric
 from hybridpar.trainer.amp import MixedPrecision
 from hybridpar.trainer.batches import Batches
 from hybridpar.trainer.checkpoint import Checkpoint, Position
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.dense import CommHook, DenseHalf
+from hybridpar.trainer.evaluation import Inputs, evaluate
 from hybridpar.trainer.finite import FiniteCheck
 from hybridpar.trainer.model import HybridModel
 from hybridpar.trainer.parts import built_dense_optimizer, check_parts, checked_schedulers
@@ -235,6 +237,25 @@ class TrainerLoop(Generic[Batch]):
             print(report)  # noqa: T201 - what was asked for
         staleness = self.model._connected_exchange.staleness
         return progress.result(time.perf_counter() - started, staleness, report)
+
+    def evaluate(
+        self,
+        batches: Iterable[Batch],
+        *,
+        metrics: Mapping[str, Metric] | None = None,
+        inputs: Inputs | None = None,
+    ) -> dict[str, float]:
+        """The mean loss over all trainers' samples, as "loss", and metrics, alike on each trainer.
+
+        Every trainer calls it, each with batches of its own, or none. Training is left as it was.
+
+        Args:
+            batches: this trainer's.
+            metrics: from :mod:`hybridpar.metrics`, by name; reset before.
+            inputs: called with (output, batch); returns what metrics take: (predictions, target) or
+                (predictions, target, weights). A batch's mean loss counts once a prediction.
+        """
+        return evaluate(self._steps, batches, metrics or {}, inputs)
 
     def save(self) -> None:
         """Save now, between two calls of :meth:`fit`. Every trainer calls it.
