@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hybridpar.metrics import AUC, MAE, RMSE, Accuracy, LogLoss
+from hybridpar.metrics import AUC, MAE, RMSE, Accuracy, Calibration, LogLoss
 
 SAMPLES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 1), st.integers(1, 3)), max_size=20)
 
@@ -38,6 +38,7 @@ def test_means() -> None:
         RMSE: math.sqrt((0.01 + 0.04 + 0.36) / 3),
         LogLoss: -(math.log(0.9) + math.log(0.8) + math.log(0.4)) / 3,
         Accuracy: 2 / 3,
+        Calibration: 1.7,
     }
     for kind, value in expected.items():
         metric = kind()

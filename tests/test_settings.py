@@ -82,6 +82,6 @@ def test_public_names() -> None:
         "FitResult", "HybridModel", "HybridParError", "InputError", "PeerLostError",
         "RemoteEmbeddingSpec", "RemoteError", "RoleLauncher", "Roles", "SparseOptimizer",
         "SpecError", "TrainFunctionError", "TrainerContext", "TrainerLoop", "WaitTimeoutError",
-        "WorkerError", "launch", "optim",
+        "WorkerError", "launch", "metrics", "optim",
     ]  # fmt: skip
     assert all(hasattr(hp, name) for name in hp.__all__)

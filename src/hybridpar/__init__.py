@@ -6,7 +6,7 @@ with warnings.catch_warnings():  # torch without NumPy says so at its import, an
     warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
     import torch as _torch  # noqa: F401
 
-from hybridpar import optim
+from hybridpar import metrics, optim
 from hybridpar.errors import (
     CheckpointError,
     HybridParError,
@@ -52,5 +52,6 @@ __all__ = [
     "WaitTimeoutError",
     "WorkerError",
     "launch",
+    "metrics",
     "optim",
 ]

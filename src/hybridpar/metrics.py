@@ -129,6 +129,28 @@ class LogLoss(Mean):
         return -(target * p.log() + (1 - target.double()) * (1 - p).log())
 
 
+class Calibration(Metric):
+    """Mean prediction over mean label (He et al., *Practical lessons from predicting clicks*, 2014).
+
+    NaN or infinite if the labels sum to 0.
+    """
+
+    def reset(self) -> None:
+        """Forget all samples."""
+        self.sums = {"predictions": _zero(), "labels": _zero()}
+
+    def update(self, predictions: Tensor, target: Tensor, weights: Tensor | None = None) -> None:
+        """Take in samples: each argument (B,)."""
+        scores = predictions.detach().cpu().double()
+        weight = _weights(weights, scores)
+        self.sums["predictions"] += (scores * weight).sum()
+        self.sums["labels"] += (target.detach().cpu().double() * weight).sum()
+
+    def compute(self) -> float:
+        """The ratio."""
+        return float(self.sums["predictions"] / self.sums["labels"])
+
+
 class AUC(Metric):
     """Area under the ROC curve, exact: P(score of a 1 > score of a 0) + ½ P(equal).
 

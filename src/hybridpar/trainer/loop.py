@@ -251,7 +251,7 @@ class TrainerLoop(Generic[Batch]):
 
         Args:
             batches: this trainer's.
-            metrics: from :mod:`hybridpar.metrics`, by name; reset before.
+            metrics: of :mod:`hybridpar.metrics`; reset first.
             inputs: called with (output, batch); returns what metrics take: (predictions, target) or
                 (predictions, target, weights). A batch's mean loss counts once a prediction.
         """
