@@ -130,7 +130,7 @@ class LogLoss(Mean):
 
 
 class Calibration(Metric):
-    """Mean prediction over mean label (He et al., *Practical lessons from predicting clicks*, 2014).
+    """Mean prediction over mean label (He et al., 2014).
 
     NaN or infinite if the labels sum to 0.
     """
@@ -178,7 +178,7 @@ class AUC(Metric):
         """The area."""
         self._gather()
         scores, target, weight = self.rows["samples"].unbind(1)
-        levels, level = scores.unique(return_inverse=True)
+        levels, level = torch.unique(scores, return_inverse=True)
         ones = torch.zeros_like(levels).index_add_(0, level, weight * target)
         zeros = torch.zeros_like(levels).index_add_(0, level, weight * (1 - target))
         below = zeros.cumsum(0) - zeros
