@@ -12,6 +12,7 @@ from torch import Tensor
 from hybridpar.errors import InputError, SpecError
 from hybridpar.metrics import Metric
 from hybridpar.trainer.batches import to_device
+from hybridpar.trainer.losses import total_loss
 from hybridpar.trainer.steps import Steps
 
 Batch = TypeVar("Batch")
@@ -64,7 +65,7 @@ def _of_batch(
     embeddings = steps.model.lookup(batch)
     with steps.precision.autocast():
         output = steps.model(embeddings, batch)
-        loss = steps._total(steps.loss(output, batch))
+        loss = total_loss(steps.loss(output, batch), f"on {steps.ctx.name}, evaluated,")
     given = (output,) if inputs is None else inputs(output, batch)
     if not isinstance(given[0], Tensor) or given[0].ndim == 0:
         raise InputError(

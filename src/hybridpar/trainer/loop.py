@@ -6,25 +6,29 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
-from torch.optim.lr_scheduler import LRScheduler
 
 from hybridpar.checkpoint.folders import newest
 from hybridpar.errors import SpecError
 from hybridpar.metrics import Metric
-from hybridpar.trainer.amp import MixedPrecision
 from hybridpar.trainer.batches import Batches
 from hybridpar.trainer.checkpoint import Checkpoint, Position
 from hybridpar.trainer.context import TrainerContext
-from hybridpar.trainer.dense import CommHook, DenseHalf
+from hybridpar.trainer.dense import CommHook
 from hybridpar.trainer.evaluation import Inputs, evaluate
-from hybridpar.trainer.finite import FiniteCheck
+from hybridpar.trainer.losses import Losses
 from hybridpar.trainer.model import HybridModel
-from hybridpar.trainer.parts import built_dense_optimizer, check_parts, checked_schedulers
+from hybridpar.trainer.parts import (
+    MakeSchedulers,
+    built_dense_optimizer,
+    built_steps,
+    check_parts,
+    no_schedulers,
+)
 from hybridpar.trainer.passes import Passes
 from hybridpar.trainer.profile import Profiler
 from hybridpar.trainer.progress import FitResult, Progress
@@ -36,17 +40,8 @@ from hybridpar.trainer.settings import (
     check_epochs,
     check_loop,
 )
-from hybridpar.trainer.sparse_optimizer import SparseOptimizer
-from hybridpar.trainer.steps import Losses, Steps
 
 Batch = TypeVar("Batch")
-MakeSchedulers: TypeAlias = Callable[
-    ["torch.optim.Optimizer | None", SparseOptimizer], Sequence[LRScheduler]
-]
-
-
-def _no_schedulers(*_: object) -> Sequence[LRScheduler]:
-    return ()
 
 
 class TrainerLoop(Generic[Batch]):
@@ -124,7 +119,7 @@ class TrainerLoop(Generic[Batch]):
         ddp: Mapping[str, Any] | None = None,
         comm_hook: CommHook | None = None,
         checkpoint: Checkpoint | None = None,
-        schedulers: MakeSchedulers = _no_schedulers,
+        schedulers: MakeSchedulers = no_schedulers,
         non_finite: NonFinite = "raise",
     ) -> None:
         check_loop(
@@ -152,39 +147,26 @@ class TrainerLoop(Generic[Batch]):
             wire_dtype=wire_dtype,
         )
         self._ctx = ctx
-        precision = MixedPrecision(ctx, autocast, grad_scaler)
-        self._steps = Steps(
-            model=model,
-            ctx=ctx,
+        self._steps = built_steps(
+            model,
+            ctx,
             loss=loss,
             dense_optimizer=self.dense_optimizer,
             sparse_optimizer=self.sparse_optimizer,
-            dense=DenseHalf(model, ctx, ddp or {}, comm_hook),
-            precision=precision,
-            finite=FiniteCheck(
-                non_finite if precision.scaler is None else "ignore",
-                ctx,
-                model,
-                self.sparse_optimizer,
-                reduced_in_place=bool((ddp or {}).get("gradient_as_bucket_view")),
-            ),
-            schedulers=checked_schedulers(schedulers(self.dense_optimizer, self.sparse_optimizer)),
+            schedulers=schedulers,
             accumulate=accumulate,
-            clip_norm=clip_grad_norm,
-            clip_value=clip_grad_value,
+            autocast=autocast,
+            grad_scaler=grad_scaler,
+            clip_grad_norm=clip_grad_norm,
+            clip_grad_value=clip_grad_value,
+            ddp=ddp or {},
+            comm_hook=comm_hook,
+            non_finite=non_finite,
         )
-        holders = {
-            "model": model,
-            "dense optimizer": self.dense_optimizer,
-            "sparse optimizer": self.sparse_optimizer,
-            "scaler": self._steps.precision.scaler,
-            **{f"scheduler {n}": scheduler for n, scheduler in enumerate(self._steps.schedulers)},
-        }
-        self._holders = {name: holder for name, holder in holders.items() if holder is not None}
-        self._everyone = tuple(range(ctx.num_trainers))
         self._checkpoint = checkpoint
-        self._saver = Saver(model._connected, self._holders)
-        self._passes = Passes(self._steps, self._saver, self._holders, checkpoint)
+        holders = self._steps.holders
+        self._saver = Saver(model._connected, holders)
+        self._passes = Passes(self._steps, self._saver, holders, checkpoint)
 
     def fit(
         self,
