@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from hybridpar.checkpoint.folders import newest
 from hybridpar.errors import SpecError
 from hybridpar.metrics import Metric
 from hybridpar.trainer.batches import Batches
-from hybridpar.trainer.checkpoint import Checkpoint, Position
+from hybridpar.trainer.checkpoint import Checkpoint
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.dense import CommHook
 from hybridpar.trainer.evaluation import Inputs, evaluate
@@ -33,6 +30,7 @@ from hybridpar.trainer.passes import Passes
 from hybridpar.trainer.profile import Profiler
 from hybridpar.trainer.progress import FitResult, Progress
 from hybridpar.trainer.saver import Saver
+from hybridpar.trainer.saving import Saving
 from hybridpar.trainer.settings import (
     Consistency,
     NonFinite,
@@ -44,7 +42,7 @@ from hybridpar.trainer.settings import (
 Batch = TypeVar("Batch")
 
 
-class TrainerLoop(Generic[Batch]):
+class TrainerLoop(Saving, Generic[Batch]):
     """Trains one model on one trainer, in step with the other trainers.
 
     Building it is collective: every trainer does, with equal specs and settings. The dense half
@@ -238,59 +236,3 @@ class TrainerLoop(Generic[Batch]):
                 (predictions, target, weights). A batch's mean loss counts once a prediction.
         """
         return evaluate(self._steps, batches, metrics or {}, inputs)
-
-    def save(self) -> None:
-        """Save now, between two calls of :meth:`fit`. Every trainer calls it.
-
-        Raises:
-            CheckpointError: if a trainer or a server cannot write; what was saved before stays.
-            SpecError: if the loop was built without ``checkpoint``.
-        """
-        settings = self._settings()
-        self.model._connected_exchange.settle()
-        self._saver.save(settings, Position(self._ctx.step or 0, self._passes.done, 0))
-        self._saver.finish()
-
-    def load(
-        self,
-        directory: str | os.PathLike[str] | None = None,
-        *,
-        tables: Mapping[str, str] | Sequence[str] | None = None,
-        dense: bool = True,
-        state: bool = True,
-    ) -> int:
-        """Take the model from a checkpoint. Every trainer calls it.
-
-        The numbers of trainers and servers, and how tables are cut, may be others than they were. A
-        table may have more rows than it had: new ones keep their initial values.
-
-        Args:
-            directory: a checkpoint's folder, or one with several, whose newest is taken; None takes
-                the loop's own.
-            tables: names of the tables and hosted modules to take; or a mapping from them to the
-                names that they had in the checkpoint. None takes all.
-            dense: whether to take the dense half, with its optimizer, the schedulers and so on.
-            state: whether to take the state of the tables' optimizers.
-
-        Returns:
-            The optimizer steps that had been done.
-
-        Raises:
-            CheckpointError: if there is none, it is damaged, or it does not fit; all differences
-                are listed.
-        """
-        where = self._settings().directory if directory is None else directory
-        names = tables if tables is None or isinstance(tables, Mapping) else {n: n for n in tables}
-        self._saver.finish()
-        self.model._connected_exchange.settle()
-        folder = newest(Path(where).absolute())
-        position, _ = self._saver.load(folder, names, dense=dense, state=state)
-        return position.step
-
-    def _settings(self) -> Checkpoint:
-        if self._checkpoint is None:
-            raise SpecError(
-                "The loop has no checkpoint setting. Build it with "
-                "TrainerLoop(checkpoint=hybridpar.Checkpoint(directory))."
-            )
-        return self._checkpoint
