@@ -78,7 +78,7 @@ def test_threads_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_public_names() -> None:
     assert sorted(hp.__all__) == [
-        "Checkpoint", "CheckpointError", "ExportedModel",
+        "Checkpoint", "CheckpointError", "EarlyStopping", "Evaluation", "ExportedModel",
         "FitResult", "HybridModel", "HybridParError", "InputError", "PeerLostError",
         "RemoteEmbeddingSpec", "RemoteError", "RoleLauncher", "Roles", "SparseOptimizer",
         "SpecError", "TrainFunctionError", "TrainerContext", "TrainerLoop", "WaitTimeoutError",

@@ -23,10 +23,11 @@ from hybridpar.launch.roles import Roles
 from hybridpar.specs import RemoteEmbeddingSpec
 from hybridpar.trainer.checkpoint import Checkpoint
 from hybridpar.trainer.context import TrainerContext
+from hybridpar.trainer.early_stopping import EarlyStopping
 from hybridpar.trainer.exported import ExportedModel
 from hybridpar.trainer.loop import TrainerLoop
 from hybridpar.trainer.model import HybridModel
-from hybridpar.trainer.progress import FitResult
+from hybridpar.trainer.progress import Evaluation, FitResult
 from hybridpar.trainer.sparse_optimizer import SparseOptimizer
 
 __version__ = "0.1.0"
@@ -34,6 +35,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Checkpoint",
     "CheckpointError",
+    "EarlyStopping",
+    "Evaluation",
     "ExportedModel",
     "FitResult",
     "HybridModel",

@@ -16,7 +16,9 @@ from hybridpar.trainer.batches import Batches
 from hybridpar.trainer.checkpoint import Checkpoint
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.dense import CommHook
-from hybridpar.trainer.evaluation import Inputs, evaluate
+from hybridpar.trainer.early_stopping import EarlyStopping
+from hybridpar.trainer.evaluating import Evaluating
+from hybridpar.trainer.evaluation import Evaluator, Inputs
 from hybridpar.trainer.losses import Losses
 from hybridpar.trainer.model import HybridModel
 from hybridpar.trainer.parts import (
@@ -30,7 +32,6 @@ from hybridpar.trainer.passes import Passes
 from hybridpar.trainer.profile import Profiler
 from hybridpar.trainer.progress import FitResult, Progress
 from hybridpar.trainer.saver import Saver
-from hybridpar.trainer.saving import Saving
 from hybridpar.trainer.settings import (
     Consistency,
     NonFinite,
@@ -38,11 +39,12 @@ from hybridpar.trainer.settings import (
     check_epochs,
     check_loop,
 )
+from hybridpar.trainer.validation import EvalBatches, EvalSettings
 
 Batch = TypeVar("Batch")
 
 
-class TrainerLoop(Saving, Generic[Batch]):
+class TrainerLoop(Evaluating[Batch], Generic[Batch]):
     """Trains one model on one trainer, in step with the other trainers.
 
     Building it is collective: every trainer does, with equal specs and settings. The dense half
@@ -162,9 +164,10 @@ class TrainerLoop(Saving, Generic[Batch]):
             non_finite=non_finite,
         )
         self._checkpoint = checkpoint
-        holders = self._steps.holders
-        self._saver = Saver(model._connected, holders)
-        self._passes = Passes(self._steps, self._saver, holders, checkpoint)
+        self._evaluator = Evaluator(self._steps)
+        self._holders = self._steps.holders
+        self._saver = Saver(model._connected, self._holders)
+        self._passes = Passes(self._steps, self._saver, self._holders, checkpoint)
 
     def fit(
         self,
@@ -173,6 +176,11 @@ class TrainerLoop(Saving, Generic[Batch]):
         epochs: int = 1,
         profile: bool = False,
         resume: bool = False,
+        eval_batches: EvalBatches[Batch] | None = None,
+        eval_every: int | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        inputs: Inputs | None = None,
+        early_stopping: EarlyStopping | None = None,
     ) -> FitResult:
         """Train for some passes over the batches.
 
@@ -194,13 +202,33 @@ class TrainerLoop(Saving, Generic[Batch]):
                 counts from the first of all. Batches that were used are gone through again without
                 being trained on; data with a ``state_dict`` and ``load_state_dict`` are put where
                 they were instead.
+            eval_batches: this trainer's batches to evaluate, as :meth:`evaluate` does: an iterable
+                that can be gone through again, or a function that returns one. Every trainer gives
+                some; they may be empty.
+            eval_every: optimizer steps between two evaluations; None evaluates at the end of every
+                epoch. What falls due while a trainer has run out of batches is done at the end of
+                the epoch.
+            metrics: as for :meth:`evaluate`.
+            inputs: as for :meth:`evaluate`.
+            early_stopping: when to end training that helps no more. Checkpoints keep what it has
+                seen: a resumed run stops where one that did not stop does.
 
         Raises:
             InputError: if a batch is refused, the loss is no scalar or has no gradient, or
                 something is not finite (see ``non_finite``).
-            SpecError: if ``epochs`` is no number of passes.
+            SpecError: if ``epochs`` is no number of passes, or evaluation is asked for in a way
+                that does not work or differs between trainers.
         """
         check_epochs(epochs)
+        validation = self._validation(
+            EvalSettings(
+                batches=eval_batches,
+                every=eval_every,
+                metrics=metrics,
+                inputs=inputs,
+                stopping=early_stopping,
+            )
+        )
         started = time.perf_counter()
         progress = Progress()
         if resume:
@@ -209,30 +237,14 @@ class TrainerLoop(Saving, Generic[Batch]):
         self.model.train()
         profiler = Profiler(self.model._connected) if profile else None
         for _ in range(max(0, epochs - self._passes.done) if resume else epochs):
+            if validation.is_over:
+                break
             progress.begin_epoch()
-            self._passes.run(source, progress, profiler)
+            self._passes.run(source, progress, profiler, validation)
         self._saver.finish()
         report = profiler.report(progress.steps) if profiler else None
         if report is not None and self._ctx.rank == 0:
             print(report)  # noqa: T201 - what was asked for
         staleness = self.model._connected_exchange.staleness
-        return progress.result(time.perf_counter() - started, staleness, report)
-
-    def evaluate(
-        self,
-        batches: Iterable[Batch],
-        *,
-        metrics: Mapping[str, Metric] | None = None,
-        inputs: Inputs | None = None,
-    ) -> dict[str, float]:
-        """The mean loss over all trainers' samples, as "loss", and metrics, alike on each trainer.
-
-        Every trainer calls it, each with batches of its own, or none. Training is left as it was.
-
-        Args:
-            batches: this trainer's.
-            metrics: of :mod:`hybridpar.metrics`; reset first.
-            inputs: called with (output, batch); returns what metrics take: (predictions, target) or
-                (predictions, target, weights). A batch's mean loss counts once a prediction.
-        """
-        return evaluate(self._steps, batches, metrics or {}, inputs)
+        result = progress.result(time.perf_counter() - started, staleness, report)
+        return validation.finished(result)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,3 +32,18 @@ def rewind(states: Mapping[str, Any]) -> None:
     if "numpy" in states and "numpy" in sys.modules:
         name, keys, *rest = states["numpy"]
         sys.modules["numpy"].random.set_state((name, keys, *rest))
+
+
+@contextmanager
+def unmoved(device: torch.device) -> Iterator[None]:
+    """After it, this process's random generators are where they were, that of a device too."""
+    python = random.getstate()
+    numpy = sys.modules["numpy"].random if "numpy" in sys.modules else None
+    state = None if numpy is None else numpy.get_state()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+    finally:
+        random.setstate(python)
+        if numpy is not None:
+            numpy.set_state(state)

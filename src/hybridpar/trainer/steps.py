@@ -91,7 +91,7 @@ class Steps(Generic[Batch]):
         *,
         data_state: Callable[[], object] = lambda: None,
         begun: Callable[[], None] = lambda: None,
-        after_step: Callable[[int, object, bool], None] = lambda *_: None,
+        after_step: Callable[[int, object, bool], bool] = lambda *_: False,
     ) -> tuple[int, ...]:
         """Take a step with all trainers that have a batch, until none has.
 
@@ -106,7 +106,8 @@ class Steps(Generic[Batch]):
             data_state: where the data are, asked after each step's batches were taken.
             begun: called before the first step.
             after_step: called between two steps with the number of batches used, where the data
-                were after them, and whether all trainers go on.
+                were after them, and whether all trainers go on; if so, it may end the epoch for
+                all, by True on every trainer.
 
         Returns:
             The ranks of the last step, whose dense half is the newest.
@@ -137,9 +138,12 @@ class Steps(Generic[Batch]):
             current = exchange.complete()
             self._lap(SERVERS)
             used += len(group)
-            after_step(used, states.popleft(), current.active == everyone)
+            ends = after_step(used, states.popleft(), current.active == everyone)
             if profiler is not None:
                 profiler.note_all_reduce(self.dense.over(current.active))
+            if ends:
+                following[0][1].abandon()
+                break
             group, following = following, after
         return exchange.close()
 
