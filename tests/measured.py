@@ -63,7 +63,9 @@ def feed(metric: m.TorchMetric, name: str, batch: tuple[Tensor, Tensor, Tensor])
     elif name == "max":
         metric.update(p)
     else:
-        metric.update((p > 0.5).long() if name == "several" else p, y)
+        metric.update(
+            (p > 0.5).long() if name == "several" else p, y.float() if name == "stacked" else y
+        )
 
 
 def wrapped_metrics(ctx: hp.TrainerContext) -> dict[str, float]:

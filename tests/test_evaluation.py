@@ -11,6 +11,7 @@ import torch
 
 import evaluated
 import hybridpar as hp
+import stopped
 from hybridpar.checkpoint.folders import checkpoints
 from hybridpar.trainer.early_stopping import Patience
 
@@ -106,10 +107,10 @@ def test_fit_evaluates_at_the_same_steps_on_all_trainers(
 def test_early_stopping_ends_all_trainers_at_once_and_restores_the_best(tmp_path: Path) -> None:
     for best in (False, True):
         outcomes = hp.launch(
-            evaluated.stop_early, roles=TWO,
+            stopped.stop_early, roles=TWO,
             args=(str(tmp_path / str(best)), None, False, {"restore_best": best}, True),
         )  # fmt: skip
-        wanted = hp.launch(evaluated.first_steps, roles=TWO, args=(8 if best else 12,))
+        wanted = hp.launch(stopped.first_steps, roles=TWO, args=(8 if best else 12,))
         for got, plain in zip(outcomes, wanted, strict=True):
             assert (got.steps, got.evaluated, got.early) == (12, [2, 4, 6, 8, 10, 12], True)
             assert got.whole.step == 12
@@ -121,9 +122,9 @@ def test_early_stopping_ends_all_trainers_at_once_and_restores_the_best(tmp_path
 
 
 def test_a_resumed_run_stops_where_an_unbroken_one_does(tmp_path: Path) -> None:
-    def run(where: str, fails_at: int | None, resume: bool) -> list[evaluated.Stopped]:
+    def run(where: str, fails_at: int | None, resume: bool) -> list[stopped.Stopped]:
         arguments = (str(tmp_path / where), fails_at, resume, {"restore_best": True})
-        return hp.launch(evaluated.stop_early, roles=TWO, args=arguments)
+        return hp.launch(stopped.stop_early, roles=TWO, args=arguments)
 
     unbroken = run("unbroken", None, False)
     for fails_at in (9, 11):
@@ -138,7 +139,7 @@ def test_a_resumed_run_stops_where_an_unbroken_one_does(tmp_path: Path) -> None:
 
 
 def test_training_goes_on_after_it_was_stopped_within_a_pass() -> None:
-    assert hp.launch(evaluated.stop_and_go_on, roles=TWO) == [[(4, True, 7)] * 2] * 2
+    assert hp.launch(stopped.stop_and_go_on, roles=TWO) == [[(4, True, 7)] * 2] * 2
 
 
 @pytest.mark.parametrize(
