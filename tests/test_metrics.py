@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 from torch import Tensor
@@ -30,6 +30,7 @@ def same(ours: float, theirs: float, rel: float = 1e-9) -> None:
     assert ours == pytest.approx(float(theirs), rel=rel, abs=1e-12, nan_ok=True)
 
 
+@settings(max_examples=50)
 @given(SAMPLES, st.integers(1, 7), st.integers(1, 9))
 def test_auc_with_ties_weights_one_class_or_nothing(
     rows: list[tuple[int, int, int]], size: int, bins: int
@@ -68,6 +69,7 @@ PROBABILITIES = st.lists(
 )
 
 
+@settings(max_examples=50)
 @given(PROBABILITIES, st.integers(1, 7))
 def test_means_equal_scikit_learns(rows: list[tuple[float, int, float]], size: int) -> None:
     columns = torch.tensor(rows, dtype=torch.float64).reshape(-1, 3).unbind(1)
@@ -120,6 +122,7 @@ def over_all_orders(scores: list[int], relevance: list[int], k: int) -> tuple[fl
     return sum(recalls) / len(recalls), sum(hits) / len(hits)
 
 
+@settings(max_examples=50)
 @given(RANKED, st.integers(1, 7))
 def test_ranking_is_the_mean_over_all_orders_of_ties(
     rows: list[tuple[list[int], list[int]]], k: int

@@ -15,7 +15,8 @@ PAGE = (ROOT / "docs" / "evaluation.md").read_text()
 EVALUATES = re.search(r"^```python\n(# evaluates\.py\n.*?)^```", PAGE, re.S | re.M)
 
 
-@pytest.mark.parametrize("what", [pytest.param("demo", marks=pytest.mark.slow), "evaluates"])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["demo", "evaluates"])
 def test_it_runs_without_numpy(what: str, tmp_path: Path) -> None:
     assert EVALUATES is not None
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['numpy'] = None\n")
