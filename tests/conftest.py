@@ -56,7 +56,15 @@ def _warm_forkserver() -> None:
     """Start the one forkserver here, with what the worlds of the tests import."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["hybridpar", "torch._dynamo", "pytest", "worlds", "struck", "strict_warnings"]
+        [
+            "hybridpar",
+            "torch._dynamo",
+            "pytest",
+            "worlds",
+            "struck",
+            "strict_warnings",
+            "warm_scripts",
+        ]
     )
     with pytest.MonkeyPatch.context() as patch:  # Python 3.11 does not tell it sys.path
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))

@@ -6,13 +6,12 @@ import doctest
 import importlib
 import pkgutil
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import hybridpar
+from warm_scripts import run_script
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -34,13 +33,7 @@ def test_programs_in_the_docs_run(blocks: list[str], tmp_path: Path) -> None:
     for block in blocks:
         script = tmp_path / block.split()[1]
         script.write_text(block)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore:Failed to initialize NumPy", script.name],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
+    done = run_script(script, cwd=tmp_path, output=tmp_path)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     shows = "__main__" in blocks[-1]
     assert bool(done.stdout.strip()) == shows, "a program in the docs shows what it did"

@@ -13,7 +13,7 @@ import hybridpar as hp
 from hybridpar.errors import PeerLostError, SpecError, WaitTimeoutError, WorkerError
 from hybridpar.launch.assignment import Report
 from hybridpar.launch.checkin import Decision, Presence, check_in
-from hybridpar.launch.heartbeat import Beating, Watch
+from hybridpar.launch.heartbeat import Beating, Lookout
 from hybridpar.launch.interfaces import choose_interface, interfaces
 from hybridpar.launch.pulse import Pulse
 from hybridpar.launch.seats import Seat, check_count, take_seats
@@ -107,11 +107,11 @@ def presence(rank: int, **changes) -> Presence:
     fields = {"facts": {"the version": "1"}, "host": f"host{rank}", "pin": ""}
     fields |= {"address": f"10.0.0.{rank}"} | changes
     drawn = f"{rank}-{time.monotonic_ns()}"
-    return Presence(drawn=drawn, rank=rank, node=rank, devices=0, **fields)
+    return Presence(drawn=drawn, rank=rank, node=rank, devices=0, restarts=0, **fields)
 
 
 def decide(presences: list[Presence]) -> Decision:
-    return Decision("", [("ps", p.rank, p.host, 0) for p in presences], "cpu", "ab", [], "")
+    return Decision("", [("ps", p.rank, p.host, 0) for p in presences], "cpu", "ab", [], 0, "")
 
 
 def meet(
@@ -193,10 +193,10 @@ SEATS = [Seat("master", 0, "a", 0), Seat("ps", 0, "b", 0), Seat("trainer", 0, "b
 
 
 class Job:
-    """A watch, and a pulse for each seat but the absent."""
+    """A lookout, and a pulse for each seat but the absent."""
 
     def __init__(self, *absent: str, start_s: float = 20.0) -> None:
-        self.watch = Watch(SEATS, "127.0.0.1", TOKEN, BEATING, start_s)
+        self.lookout = Lookout(SEATS, "127.0.0.1", TOKEN, BEATING, start_s)
         self.heard: dict[str, WorkerError] = {}
         self.pulses = {seat.name: self._pulse(seat) for seat in SEATS if seat.name not in absent}
 
@@ -205,7 +205,7 @@ class Job:
             self.heard[seat.name] = error
             self.pulses[seat.name].interrupt()
 
-        return Pulse(seat, SEATS, self.watch.address, TOKEN, BEATING, fail)
+        return Pulse(seat, SEATS, self.lookout.address, TOKEN, BEATING, fail)
 
     def start(self) -> None:
         for pulse in self.pulses.values():
@@ -224,7 +224,7 @@ class Job:
         for pulse in self.pulses.values():
             pulse._thread.join(5)
             pulse.close()
-        self.watch.wait_until_all_know()
+        self.lookout.wait_until_all_know()
 
 
 def aside(call: Callable[[], object]) -> threading.Thread:
@@ -269,7 +269,7 @@ def test_a_report_is_heard_by_all_and_comes_before_consequences() -> None:
 
 def test_silence_is_a_loss_that_names_who_is_silent() -> None:
     job = Job("trainer0")
-    silent = Peer("master", job.watch.address, me="trainer0", token=TOKEN, timeout_s=5)
+    silent = Peer("master", job.lookout.address, me="trainer0", token=TOKEN, timeout_s=5)
     job.start()
     silent.send("beat")  # one sign of life, and no more
     message = job.wait("master", "ps0")
@@ -280,7 +280,7 @@ def test_silence_is_a_loss_that_names_who_is_silent() -> None:
 
 def test_a_connection_that_ends_is_a_loss_at_once() -> None:
     job = Job("trainer0")
-    gone = Peer("master", job.watch.address, me="trainer0", token=TOKEN, timeout_s=5)
+    gone = Peer("master", job.lookout.address, me="trainer0", token=TOKEN, timeout_s=5)
     job.start()
     gone.call("beat")
     started = time.monotonic()
@@ -302,7 +302,7 @@ def test_one_that_never_comes_is_named() -> None:
 def test_a_process_of_another_job_is_refused() -> None:
     job = Job()
     with pytest.raises(PeerLostError, match="refused trainer0: it is not a process of this job"):
-        Pulse(SEATS[2], SEATS, job.watch.address, b"o" * 32, BEATING, print)
+        Pulse(SEATS[2], SEATS, job.lookout.address, b"o" * 32, BEATING, print)
     job.start()
     threads = [aside(lambda p=p: p.finish(b"")) for p in job.pulses.values()]
     for thread in threads:
@@ -313,4 +313,4 @@ def test_a_process_of_another_job_is_refused() -> None:
 
 def test_the_limit_leaves_room_for_signs() -> None:
     with pytest.raises(SpecError, match="the limit at least three times the period"):
-        hp.RoleLauncher({"trainer": 1}, heartbeat_s=2.0)
+        Beating.checked(2.0, 5.0)

@@ -186,7 +186,7 @@ def test_torchruns_own_restart_begins_afresh(tmp_path: Path) -> None:
         outputs = [run.wait(90) for run in runs]
     assert [run.process.returncode for run in runs] == [0, 0], outputs
     assert (tmp_path / "failed").exists()
-    assert saved(tmp_path, 4) == [["second attempt"] * 2] * 4
+    assert saved(tmp_path, 4) == [["attempt 1"] * 2] * 4
 
 
 def listeners(pid: int) -> list[int]:
@@ -211,7 +211,7 @@ def test_strangers_on_the_ports_stop_nobody(tmp_path: Path) -> None:
     with torchruns(pair(tmp_path, "train_until_told", token, token)) as runs:
         wait_until(lambda: len(list(tmp_path.glob("*.mark"))) == 2, "training", 60)
         ports = [port for run in runs for port in listeners(run.process.pid)]
-        assert len(ports) >= 3, "the watch, the master and the server"
+        assert len(ports) >= 3, "the lookout, the master and the server"
         strangers = []
         for port in ports:
             for words in (b"", b"GET / HTTP/1.1\r\n\r\n" * 20):

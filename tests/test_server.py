@@ -13,7 +13,8 @@ from torch import nn
 import hybridpar as hp
 from hybridpar.messages import SlabLookup, SlabPush
 from hybridpar.server import initial_values
-from hybridpar.server.gradients import BagGradients, Lanes, run_in_turn
+from hybridpar.server.gradients import BagGradients, Split
+from hybridpar.server.lanes import Lanes
 from hybridpar.server.slab import Slab
 from hybridpar.sharding import SlabKind, SlabLayout, SlabPart
 
@@ -119,13 +120,13 @@ def test_an_update_split_over_threads_is_the_same(dim: int, one_each: bool, opti
     offsets = None if one_each else torch.arange(0, 20_000, 5)
     grads = torch.randn(20_000 if one_each else 4_000, dim)
     lanes = Lanes(8)
-    lanes._count = 4  # however many cores there are
+    lanes._most = 4  # however many cores there are
     weights = []
-    for run in (run_in_turn, lanes):
+    for own in (Lanes(), lanes):
         table = slab(300, dim, optimizer)
         for t in (1, 2):
             push = SlabPush(SlabLookup(indices, offsets), grads.clone())
-            table.apply([push, push], lr=0.5, divisor=2, t=t, run=run)
+            table.apply([push, push], lr=0.5, divisor=2, t=t, lanes=own)
         weights.append((table.weight, *table.state.values()))
     lanes._pool.shutdown()
     for whole, split in zip(*weights, strict=True):
@@ -134,33 +135,40 @@ def test_an_update_split_over_threads_is_the_same(dim: int, one_each: bool, opti
 
 def test_an_error_on_another_thread_is_raised_here() -> None:
     lanes = Lanes(2)
-    lanes._count = 2
-    gradient = BagGradients(torch.arange(10_000), None, torch.ones(10_000, 2))
 
-    def fail(parts: list[BagGradients]) -> None:
-        if int(parts[0].indices[0]) == 1:
+    def fail(number: int) -> None:
+        if number == 1:
             raise ArithmeticError("in the other lane")
 
     with pytest.raises(ArithmeticError, match="in the other lane"):
-        lanes(fail, [gradient], [0])
+        lanes.run(fail, 2)
     lanes._pool.shutdown()
 
 
-def test_lanes_are_cut_between_tables() -> None:
-    lanes = Lanes(2)
-    lanes._count = 2
+def test_updates_are_cut_between_tables() -> None:
     rows = torch.cat([torch.randint(1000, (5_000,)) + 1000 * table for table in range(4)])
     gradients = [BagGradients(rows, None, torch.arange(20_000.0).unsqueeze(1)) for _ in range(2)]
-    acted: list[tuple[int, int, int]] = []
-
-    def act(parts: list[BagGradients]) -> None:
-        for part in parts:
-            acted.append((int(part.indices.min()), int(part.indices.max()), len(part.indices)))
+    split = Split(gradients, [0, 1000, 2000, 3000], 2)
+    for number in range(2):
+        for part in split.part(number):
+            assert len(part.indices) == 10_000
             assert torch.equal(part.indices, rows[part.grads[:, 0].long()])
+            assert ((part.indices >= 2000) == number).all()
+    split = Split([gradients[0].between(0, 10_000)], [0, 3000], 2)  # one table: by row
+    assert min(len(split.part(number)[0].indices) for number in range(2)) > 4_000
 
-    lanes(act, gradients, [0, 1000, 2000, 3000])
-    assert sorted(n for *_, n in acted) == [10_000] * 4
-    assert all(high < 2000 or low >= 2000 for low, high, _ in acted)
-    lanes(act, [gradients[0].between(0, 10_000)], [0, 3000])  # one table: by row
-    assert sorted(n for *_, n in acted[4:])[0] > 4_000
-    lanes._pool.shutdown()
+
+@pytest.mark.parametrize("ids", [100, 20_000, 40_000])  # sorted in three ways
+@pytest.mark.parametrize("largest", [300, 2**31 + 5])
+def test_gradients_by_row(ids: int, largest: int) -> None:
+    indices = torch.randint(300, (ids,)) + largest - 300
+    gradients = [BagGradients(indices[: ids // 2], None, torch.randn(ids // 2, 3))]
+    gradients.append(BagGradients(indices[ids // 2 :], None, torch.randn(ids - ids // 2, 3)))
+    part = Split(gradients, [0], 2).by_row()
+    got = [pair for number in range(2) for pair in part(number).sums()]
+    rows, sums = (torch.cat(each) for each in zip(*got, strict=True))
+    distinct, inverse = indices.unique(return_inverse=True)
+    wanted = torch.zeros(len(distinct), 3, dtype=torch.float64)
+    wanted.index_add_(0, inverse, torch.cat([each.grads for each in gradients]).double())
+    assert torch.equal(rows, distinct)
+    torch.testing.assert_close(sums.double(), wanted, rtol=1e-4, atol=1e-4)

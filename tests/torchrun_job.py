@@ -48,7 +48,7 @@ def fail_once(ctx: hp.TrainerContext, folder: str) -> str:
     if ctx.rank == 1 and not Path(folder, "failed").exists():
         Path(folder, "failed").touch()
         raise OSError("the first attempt")
-    return "second attempt"
+    return f"attempt {ctx.attempt}"
 
 
 def fail(ctx: hp.TrainerContext, folder: str) -> None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, fields
 from numbers import Real
 from typing import ClassVar
 
-import torch
 from typing_extensions import override
 
 from hybridpar.errors import SpecError
@@ -292,17 +291,3 @@ class FTRL(SparseOptimizerSettings):
         SparseOptimizerSettings.__post_init__(self)
         if self.lr == 0:
             self._refuse("lr", 0, "a number above 0: FTRL divides by it")
-
-
-def sparse_name(given: object) -> str:
-    """Which setting takes the place of a dense optimizer, given as a class or an instance."""
-    kind = given if isinstance(given, type) else type(given)
-    name = kind.__name__.removeprefix("Sparse")
-    return name if name in __all__ else "Adagrad"
-
-
-def dense_name(given: object) -> str:
-    """Which of torch's optimizers takes the place of a setting, given as a class or an instance."""
-    kind = given if isinstance(given, type) else type(given)
-    name = kind.__name__.removeprefix("RowWise")
-    return name if hasattr(torch.optim, name) else "Adam"

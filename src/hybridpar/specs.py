@@ -13,8 +13,9 @@ from typing import Any, Literal, NoReturn, SupportsIndex, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from hybridpar.counterparts import dense_name, sparse_name
 from hybridpar.errors import SpecError
-from hybridpar.optim import SparseOptimizerSettings, dense_name, sparse_name
+from hybridpar.optim import SparseOptimizerSettings
 
 Mode: TypeAlias = Literal["sum", "mean", "max"]
 Sharding: TypeAlias = Literal["table_wise", "row_wise", "column_wise"]

@@ -40,6 +40,7 @@ class Presence:
         address: what it would listen at; empty if it has a problem.
         pin: what its host's ``HYBRIDPAR_ROLE`` says; empty for nothing.
         devices: how many CUDA devices it sees.
+        restarts: how often its torchrun has restarted.
         facts: what must be the same everywhere, by what it is called.
         proof: of the token from the environment, for the number called; empty without one.
         problem: why it cannot take part; empty if it can.
@@ -52,6 +53,7 @@ class Presence:
     address: str
     pin: str
     devices: int
+    restarts: int
     facts: dict[str, str]
     proof: str = ""
     problem: str = ""
@@ -75,8 +77,8 @@ class Decision(NamedTuple):
         device: where the dense half runs.
         token: the job's token in hexadecimal; empty if the environment has it.
         drawn: the number that each process drew for itself.
+        attempt: how often the job has been restarted, as far as any torchrun has counted.
         call: the number that rank 0 called: a prefix of the store that nobody has used before.
-        attempt: how often torchrun has restarted rank 0's host, as far as that knows.
     """
 
     error: str
@@ -84,8 +86,8 @@ class Decision(NamedTuple):
     device: str
     token: str
     drawn: list[str]
+    attempt: int
     call: str
-    attempt: int = 0
 
 
 def difference(presences: list[Presence]) -> str:
@@ -225,7 +227,7 @@ def _judge(
 
 
 def _refusal(error: str) -> Decision:
-    return Decision(error, [], "", "", [], "")
+    return Decision(error, [], "", "", [], 0, "")
 
 
 def _attend(store: Store, mine: Presence, token: bytes, limit_s: float) -> Decision:

@@ -17,7 +17,7 @@ import torch
 from hybridpar.errors import HybridParError, WaitTimeoutError, WorkerError
 from hybridpar.launch import leaving
 from hybridpar.launch.assignment import Assignment
-from hybridpar.launch.heartbeat import Watch, error_of
+from hybridpar.launch.heartbeat import Lookout, error_of
 from hybridpar.launch.interfaces import Interface
 from hybridpar.launch.joining import ElasticSettings, Joined, join
 from hybridpar.launch.playing import Where, play
@@ -27,7 +27,7 @@ from hybridpar.launch.surroundings import Surroundings
 
 _logger = logging.getLogger("hybridpar")
 _GRACE_S = 2.0  # after a failure, how long the train function may take to notice
-_WATCH = "address/watch"
+_LOOKOUT = "address/lookout"
 
 
 def run(
@@ -94,7 +94,7 @@ class _Part:
         self._leaving = threading.Event()  # the main thread knows how the job ended
 
     def run(self) -> list[Any]:
-        watch = self._open_watch() if self._joined.me.role == "master" else None
+        lookout = self._open_lookout() if self._joined.me.role == "master" else None
         try:
             self._pulse = pulse = self._connect()
             pulse.start()
@@ -110,33 +110,33 @@ class _Part:
             if self._pulse is not None:
                 self._pulse.close()
             leaving.keep_process_groups()
-            if watch is not None:
-                watch.wait_until_all_know()
+            if lookout is not None:
+                lookout.wait_until_all_know()
         leaving.forget_process_groups()
         return [pickle.loads(result) for result in results]
 
-    def _open_watch(self) -> Watch:
+    def _open_lookout(self) -> Lookout:
         joined = self._joined
         address = joined.interface.address
-        watch = Watch(
+        lookout = Lookout(
             joined.seats, address, joined.token, self._settings.beating, self._settings.start_s
         )
-        host, port = watch.address
-        joined.store.set(_WATCH, f"{host}:{port}")
-        return watch
+        host, port = lookout.address
+        joined.store.set(_LOOKOUT, f"{host}:{port}")
+        return lookout
 
     def _connect(self) -> Pulse:
         joined = self._joined
         deadline = time.monotonic() + self._settings.start_s
-        while not joined.store.check([_WATCH]):
+        while not joined.store.check([_LOOKOUT]):
             if time.monotonic() > deadline:
                 master = self._seats["master"]
                 raise WaitTimeoutError(
-                    f"{master} has not opened its watch within {self._settings.start_s:g} s; "
+                    f"{master} has not opened its lookout within {self._settings.start_s:g} s; "
                     f"{joined.me} waited for it."
                 )
             time.sleep(0.02)
-        host, _, port = joined.store.get(_WATCH).decode().rpartition(":")
+        host, _, port = joined.store.get(_LOOKOUT).decode().rpartition(":")
         return Pulse(
             joined.me,
             joined.seats,

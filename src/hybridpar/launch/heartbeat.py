@@ -1,7 +1,7 @@
 """Signs of life between hosts: who is gone, what failed first, and what all trainers returned.
 
-The master's process keeps a `Watch`; every process, the master's too, has a `Pulse`, which asks the
-watch again and again. Each answer is delayed by the period, unless there is news, so one call
+The master's process keeps a `Lookout`; every process, the master's too, has a `Pulse`, which asks
+the lookout again and again. Each answer is delayed by the period, unless there is news, so one call
 is a sign of life in either direction and also brings the news of a failure at once. A link that is
 cut sends nothing, no end of file either: only the silence tells of it.
 """
@@ -50,7 +50,7 @@ class AllDone(NamedTuple):
     results: list[bytes]
 
 
-class Watch:
+class Lookout:
     """The master's side.
 
     Args:
@@ -81,7 +81,7 @@ class Watch:
         )
         self._listener = listener
         self.address = listener.address
-        threading.Thread(target=self._look_out, name="watch", daemon=True).start()
+        threading.Thread(target=self._look_out, name="lookout", daemon=True).start()
 
     def wait_until_all_know(self) -> None:
         """Return when everyone who still lives has heard how the job ended, or the limit is up."""
@@ -106,7 +106,7 @@ class Watch:
                 (self._reports[name],) = args
                 self._note(cause=not self._reports[name].consequence)
             else:
-                raise HybridParError(f"the watch has no call '{method}' (asked by {peer}).")
+                raise HybridParError(f"the lookout has no call '{method}' (asked by {peer}).")
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._news)
             return self._news
@@ -202,4 +202,5 @@ def error_of(name: str, report: Report, seats: dict[str, Seat]) -> WorkerError:
         step=report.step,
         cause=report.cause,
         remote_traceback=report.remote_traceback,
+        is_wait=report.waited,
     )

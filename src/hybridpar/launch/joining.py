@@ -137,6 +137,7 @@ def _presence(
         address=address,
         pin=_pin(),
         devices=torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        restarts=here.restarts,
         facts=_facts(settings, train),
         problem=problem,
     )
@@ -192,9 +193,9 @@ def _decide(
     return Decision(
         error="",
         seats=[(seat.role, seat.rank, seat.host, seat.local_rank) for seat in seats],
-        attempt=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         device=device,
         token="" if has_token else secrets.token_bytes(32).hex(),
         drawn=[],
+        attempt=max(presence.restarts for presence in presences),
         call="",
     )

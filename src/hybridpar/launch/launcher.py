@@ -101,14 +101,15 @@ class RoleLauncher:
             servers the trainers' gradients; False sends everything by socket, as between machines.
         interface: under torchrun, the name of the network interface to use, such as ``"eth0"``;
             None takes ``HYBRIDPAR_INTERFACE``, else that of the route to the master.
-        max_restarts: as in :func:`launch`; under torchrun, torchrun restarts.
-        heartbeat_s: how often the launcher looks whether a process is stopped; under torchrun, how
-            often a process gives the master a sign of life.
-        heartbeat_limit_s: after so long stopped, or silent, a process is lost, and the job ends; at
-            least three times ``heartbeat_s``. One that merely takes long is no failure.
+        max_restarts: as in :func:`launch`.
+        heartbeat_s: how often the launcher looks whether a process is stopped, in seconds. Under
+            torchrun, how often each process gives the master a sign of life.
+        heartbeat_limit_s: how long a process may be stopped before the job fails because of it. One
+            that merely takes long is no failure. Under torchrun, after which silence a process is
+            lost; at least three times ``heartbeat_s``.
 
-    Under torchrun ``start_method`` has no meaning, and without ``num_threads`` torch's own setting
-    stays.
+    Under torchrun ``start_method`` has no meaning, ``--max-restarts`` takes the place of
+    ``max_restarts``, and without ``num_threads`` torch's own setting stays.
 
     Raises:
         SpecError: if a setting is wrong.
@@ -152,22 +153,14 @@ class RoleLauncher:
                 raise SpecError(f"{name} is {value!r}. Give a positive number of seconds.")
         if not isinstance(max_restarts, int) or max_restarts < 0:
             raise SpecError(f"max_restarts is {max_restarts!r}. Give a whole number of at least 0.")
-        self._elastic = ElasticSettings(
-            roles=self.roles,
-            device=device,
-            timeout_s=timeout_s,
-            num_threads=num_threads,
-            share_memory=share_memory,
-            interface=interface,
-            beating=Beating.checked(heartbeat_s, heartbeat_limit_s),
-        )
+        self._asked = device, num_threads, interface
 
     def run(self, train: Callable[..., Result], args: Sequence[object] = ()) -> list[Result]:
         """Run one job; see :func:`launch`."""
         work = pickled_work(train, args)
         here = Surroundings.read()
         if here is not None:
-            return elastic.run(self._elastic, here, train, work)
+            return elastic.run(self._elastic(), here, train, work)
         for attempt in range(self.max_restarts):
             try:
                 return self._run_once(work, attempt)
@@ -176,6 +169,26 @@ class RoleLauncher:
                     "restart %d of %d, because %s", attempt + 1, self.max_restarts, error
                 )
         return self._run_once(work, self.max_restarts)
+
+    def _elastic(self) -> ElasticSettings:
+        """What matters under torchrun."""
+        if self.max_restarts:
+            _logger.warning(
+                "max_restarts=%d has no effect under torchrun, which alone can start this process "
+                "again. Run torchrun --max-restarts=%d …",
+                self.max_restarts,
+                self.max_restarts,
+            )
+        device, num_threads, interface = self._asked
+        return ElasticSettings(
+            roles=self.roles,
+            device=device,
+            timeout_s=self.timeout_s,
+            num_threads=num_threads,
+            share_memory=self.share_memory,
+            interface=interface,
+            beating=Beating.checked(self.heartbeat_s, self.heartbeat_limit_s),
+        )
 
     def _run_once(self, work: bytes, attempt: int) -> list[Any]:
         with Desk() as desk, self._processes(work, attempt) as members:

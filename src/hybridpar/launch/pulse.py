@@ -18,7 +18,7 @@ class Pulse:
     Args:
         me: this process.
         seats: every process of the job.
-        address: where the master's `Watch` listens.
+        address: where the master's `Lookout` listens.
         token: the job's secret.
         beating: period and limit of the signs of life.
         on_failure: called on a thread of the pulse when the job has failed.

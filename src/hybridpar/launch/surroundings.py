@@ -25,6 +25,7 @@ class Surroundings(NamedTuple):
         store_serves: whether torchrun serves the store (``TORCHELASTIC_USE_AGENT_STORE``); else
             rank 0 does.
         host: the name of this host.
+        restarts: how often this torchrun has restarted (``TORCHELASTIC_RESTART_COUNT``).
     """
 
     rank: int
@@ -35,6 +36,7 @@ class Surroundings(NamedTuple):
     port: int
     store_serves: bool
     host: str
+    restarts: int
 
     @classmethod
     def read(cls) -> Surroundings | None:
@@ -50,6 +52,7 @@ class Surroundings(NamedTuple):
             port=int(os.environ["MASTER_PORT"]),
             store_serves=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             host=socket.gethostname(),
+            restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         )
 
     def open_store(self, limit_s: float) -> Store:

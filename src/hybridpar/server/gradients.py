@@ -1,4 +1,4 @@
-"""The gradients of a slab's rows: joined from the trainers', split into parts, summed by row.
+"""The gradients of a slab's rows: the trainers' together, split into parts, summed by row.
 
 Shapes: N ids, B bags, U distinct rows among the ids, D columns.
 """
@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +19,8 @@ from hybridpar.kernels import gather_rows
 from hybridpar.messages import SlabLookup, SlabPush
 
 _CACHED_VALUES = 1 << 18  # of float32: a megabyte
-_WORTH_SPLITTING = 8192  # ids from which two threads beat one
+_BY_RADIX = 1 << 15  # ids from which torch sorts by radix, in less time than half as many
+_WORTH_PADDING = 1 << 13
 
 
 class BagGradients(NamedTuple):
@@ -34,23 +33,6 @@ class BagGradients(NamedTuple):
     indices: Tensor
     bags: Tensor | None
     grads: Tensor
-
-    def summed(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The distinct rows, and the sum of each one's gradients: some (U,) and (U, D) at a time.
-
-        Repeats are summed in the order of ``indices``, whatever the number of threads. What is done
-        with some rows stays in the cache, and little memory is held.
-        """
-        ordered, order = torch.sort(self.indices, stable=True)
-        rows, counts = torch.unique_consecutive(ordered, return_counts=True)
-        bags = order if self.bags is None else self.bags[order]
-        starts = counts.cumsum(0) - counts
-        some = max(1, _CACHED_VALUES // self.grads.shape[1])
-        for first in range(0, len(rows), some):
-            last = first + some
-            begin, end = int(starts[first]), int(starts[last]) if last < len(rows) else len(bags)
-            own = starts[first:last] - begin
-            yield rows[first:last], F.embedding_bag(bags[begin:end], self.grads, own, mode="sum")
 
     def between(self, start: int, end: int) -> BagGradients:
         """The gradients of the ids from one position to another."""
@@ -66,54 +48,104 @@ class BagGradients(NamedTuple):
         return BagGradients(self.indices[mine], self.bags[mine], self.grads)
 
 
-Action: TypeAlias = Callable[[Sequence[BagGradients]], None]
-RunAll: TypeAlias = Callable[[Action, Sequence[BagGradients], Sequence[int]], None]
-"""Called with an action, gradients, and the row that each table of the slab begins at: acts once on
-all of them whole, or several times on parts that have no row in common."""
+class RowGradients(NamedTuple):
+    """Gradients in the order of the rows: which ids each distinct row has, and their gradients.
 
-
-def run_in_turn(action: Action, gradients: Sequence[BagGradients], _: Sequence[int]) -> None:
-    """Act on whole gradients, on the calling thread."""
-    action(gradients)
-
-
-class Lanes:
-    """Splits large updates by row over threads: no two touch a row, so none waits for another.
-
-    In sync mode the trainers wait for the update, and their cores are free. Where a slab holds
-    several tables, their ids come one table after another, so cutting between two tables costs
-    next to nothing; else each thread picks out its own rows.
-
-    Args:
-        most: at most so many threads; as many as there are trainers, say.
+    ``rows`` (U,) ascend; ``starts`` (U,) says where in ``bags`` (N,) each one's ids begin, and
+    ``bags`` which row of ``grads`` (B, D) is an id's gradient.
     """
 
-    def __init__(self, most: int) -> None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-        self._count = 1 << (max(1, min(most, cores)).bit_length() - 1)
-        self._pool = ThreadPoolExecutor(max(1, self._count - 1), thread_name_prefix="lane")
+    rows: Tensor
+    starts: Tensor
+    bags: Tensor
+    grads: Tensor
 
-    def __call__(
-        self, action: Action, gradients: Sequence[BagGradients], starts: Sequence[int]
+    def part(self, number: int, of: int) -> RowGradients:
+        """One of several parts that have no row in common, and about as many ids each."""
+        size = len(self.bags)
+        begin, end = (size * number // of, size * (number + 1) // of)
+        first, last = torch.searchsorted(self.starts, torch.tensor([begin, end])).tolist()
+        return RowGradients(*self._some(first, last), self.grads)
+
+    def sums(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The sum of each row's gradients: some rows (U,) and their sums (U, D) at a time.
+
+        They are summed in the order in which the ids came. What is done with some rows stays in the
+        cache, and little memory is held.
+        """
+        some = max(1, _CACHED_VALUES // self.grads.shape[1])
+        for first in range(0, len(self.rows), some):
+            rows, starts, bags = self._some(first, first + some)
+            yield rows, F.embedding_bag(bags, self.grads, starts, mode="sum")
+
+    def _some(self, first: int, last: int) -> tuple[Tensor, Tensor, Tensor]:
+        starts = self.starts[first:last]
+        if not len(starts):
+            return self.rows[first:last], starts, self.bags[:0]
+        begin = int(starts[0])
+        end = int(self.starts[last]) if last < len(self.starts) else len(self.bags)
+        return self.rows[first:last], starts - begin, self.bags[begin:end]
+
+
+def by_row(gradients: Sequence[BagGradients]) -> RowGradients:
+    """Several gradients by row; a row's are in their order, one gradient's after another's."""
+    indices, bags, grads = _joined(gradients)
+    ordered, order = _sorted(indices)
+    rows, counts = torch.unique_consecutive(ordered, return_counts=True)
+    own = order if bags is None else bags[order]
+    return RowGradients(rows.long(), counts.cumsum(0) - counts, own, grads)
+
+
+def _sorted(indices: Tensor) -> tuple[Tensor, Tensor]:
+    """The indices, ascending, equal ones in their order; and where each one was.
+
+    32,768 and more torch sorts by radix, int32 in half the time of int64; fewer take it longer.
+    """
+    size, largest = len(indices), torch.iinfo(torch.int32).max
+    if size < _WORTH_PADDING or int(indices.max()) >= largest:
+        ordered, order = torch.sort(indices, stable=True)
+        return ordered, order
+    narrow = indices.int()
+    if size < _BY_RADIX:
+        narrow = F.pad(narrow, (0, _BY_RADIX - size), value=largest)
+    ordered, order = torch.sort(narrow, stable=True)
+    return ordered[:size], order[:size]
+
+
+class Split:
+    """Gradients in parts that have no row in common.
+
+    Where a slab holds several tables, their ids come one table after another, so that cutting
+    between two of them costs next to nothing.
+
+    Args:
+        gradients: the trainers', in rank order.
+        starts: the row that each table of the slab begins at.
+        count: how many parts; a power of two.
+    """
+
+    def __init__(
+        self, gradients: Sequence[BagGradients], starts: Sequence[int], count: int
     ) -> None:
-        """A `RunAll`."""
-        count = self._count
-        if count == 1 or sum(each.indices.numel() for each in gradients) < _WORTH_SPLITTING:
-            action(gradients)
-            return
-        cuts = _cuts_between_tables(gradients, starts, count)
+        self._gradients = gradients
+        self._count = count
+        self._cuts = _cuts_between_tables(gradients, starts, count)
 
-        def act(number: int) -> None:
-            if cuts is None:
-                action([each.part(number, count) for each in gradients])
-            else:
-                positions = [own[number : number + 2] for own in cuts]
-                action([g.between(*own) for g, own in zip(gradients, positions, strict=True)])
+    def part(self, number: int) -> list[BagGradients]:
+        """One part of each gradient; where there is no cut, its rows are picked out."""
+        if self._cuts is None:
+            return [each.part(number, self._count) for each in self._gradients]
+        return [
+            each.between(*own[number : number + 2])
+            for each, own in zip(self._gradients, self._cuts, strict=True)
+        ]
 
-        others = [self._pool.submit(act, number) for number in range(1, count)]
-        act(0)
-        for other in others:
-            other.result()
+    def by_row(self) -> Callable[[int], RowGradients]:
+        """A function from a part's number to its gradients by row."""
+        if self._cuts is None:  # sorted once for all, they are cut between any two rows
+            whole = by_row(self._gradients)
+            return lambda number: whole.part(number, self._count)
+        return lambda number: by_row(self.part(number))
 
 
 def _cuts_between_tables(
@@ -152,8 +184,10 @@ def of_bags(push: SlabPush) -> BagGradients:
     return BagGradients(lookup.indices, bags, grads)
 
 
-def joined(gradients: Sequence[BagGradients]) -> BagGradients:
-    """Several gradients as one, in a copy."""
+def _joined(gradients: Sequence[BagGradients]) -> BagGradients:
+    """Several gradients as one."""
+    if len(gradients) == 1:
+        return gradients[0]
     indices = torch.cat([each.indices for each in gradients])
     grads = torch.cat([each.grads for each in gradients])
     if all(each.bags is None for each in gradients):

@@ -13,8 +13,8 @@ from torch import Tensor
 from hybridpar.checkpoint.files import FileEntry, read_state, write_state
 from hybridpar.checkpoint.manifest import ShardEntry
 from hybridpar.messages import Lookups, Pooled, ServedModel, Update
-from hybridpar.server.gradients import RunAll, run_in_turn
 from hybridpar.server.hosted import HostedModule
+from hybridpar.server.lanes import ONE_LANE, Lanes
 from hybridpar.server.saved_rows import SavedRows
 from hybridpar.server.slab import Slab
 from hybridpar.shared_memory import Handle
@@ -72,7 +72,7 @@ class ModelShard:
         return self._lock
 
     def apply(
-        self, updates: Mapping[int, Update], divisor: int, *, t: int, run: RunAll = run_in_turn
+        self, updates: Mapping[int, Update], divisor: int, *, t: int, lanes: Lanes = ONE_LANE
     ) -> None:
         """One optimizer step with the trainers' gradients, in rank order.
 
@@ -80,7 +80,7 @@ class ModelShard:
             updates: each trainer's part, by rank.
             divisor: what the sum of the gradients is divided by.
             t: how many steps there have been, this one included.
-            run: as for :meth:`Slab.apply`.
+            lanes: as for :meth:`Slab.apply`.
         """
         with self._lock:
             if any(update.skip for update in updates.values()):
@@ -89,7 +89,9 @@ class ModelShard:
             for index, slab in enumerate(self._slabs):
                 pushes = [push for update in updates.values() for push in update.slabs[index]]
                 scale = 1.0 if first.scales is None else first.scales[index]
-                slab.apply(pushes, lr=first.lrs[index], divisor=divisor, t=t, scale=scale, run=run)
+                slab.apply(
+                    pushes, lr=first.lrs[index], divisor=divisor, t=t, scale=scale, lanes=lanes
+                )
             for name, module in self._modules.items():
                 gradients = [
                     (rank, [push for push in update.modules if push.module == name])

@@ -24,7 +24,7 @@ from hybridpar.messages import (
 )
 from hybridpar.rollcall import Ranks, RollCall
 from hybridpar.server.clocks import Clocks
-from hybridpar.server.gradients import Lanes
+from hybridpar.server.lanes import Lanes
 from hybridpar.server.memory import room
 from hybridpar.server.model_shard import ModelShard, Written
 from hybridpar.server.timings import Timings
@@ -264,7 +264,7 @@ class _Service:
             self._steps += not any(update.skip for update in updates.values())
             self._timings.all_came()
             with self._timings.of("update"):
-                self._shard.apply(updates, len(updates), t=self._steps, run=self._lanes)
+                self._shard.apply(updates, len(updates), t=self._steps, lanes=self._lanes)
 
     def _rows(self, lookups: Lookups | None, behind: int = 0) -> Pooled:
         with self._timings.of("lookup"):

@@ -16,8 +16,9 @@ from hybridpar.checkpoint.files import write_rows
 from hybridpar.checkpoint.manifest import ROWS, ShardEntry
 from hybridpar.kernels import add_rows, gather_rows, pool_rows
 from hybridpar.messages import WEIGHT, SlabLookup, SlabPush
-from hybridpar.server.gradients import BagGradients, RunAll, joined, of_bags, run_in_turn
+from hybridpar.server.gradients import BagGradients, RowGradients, Split, by_row, of_bags
 from hybridpar.server.initial_values import fill
+from hybridpar.server.lanes import ONE_LANE, Lanes
 from hybridpar.server.rules import is_linear, needs_rows, rule_for
 from hybridpar.server.saved_rows import SavedRows
 from hybridpar.server.snapshot import Snapshot
@@ -90,7 +91,7 @@ class Slab:
         divisor: int,
         t: int,
         scale: float = 1.0,
-        run: RunAll = run_in_turn,
+        lanes: Lanes = ONE_LANE,
     ) -> None:
         """One optimizer step with the mean over trainers of their gradients.
 
@@ -100,27 +101,27 @@ class Slab:
             divisor: what the sum of the gradients is divided by.
             t: how many steps there have been, this one included.
             scale: what the gradient is multiplied by, to clip its norm.
-            run: does several independent parts of a large update, perhaps at once.
+            lanes: does parts of a large update at once.
         """
         gradients = [gradient for gradient in map(of_bags, pushes) if len(gradient.indices)]
         if not gradients:
             return
         for gradient in gradients:
             self._before_change(gradient.indices)
+        count = lanes.count_for(sum(gradient.indices.numel() for gradient in gradients))
+        split = Split(gradients, self._starts, count)
         if self._linear and self._kind.dtype == torch.float32:
-            run(lambda parts: self._add(parts, -lr / divisor), gradients, self._starts)
+            lanes.run(lambda number: self._add(split.part(number), -lr / divisor), count)
         else:
-            factor = scale / divisor
-            run(lambda parts: self._apply_rule(parts, lr, t, factor), gradients, self._starts)
+            part, factor = split.by_row(), scale / divisor
+            lanes.run(lambda number: self._apply_rule(part(number), lr, t, factor), count)
 
     def _add(self, gradients: Sequence[BagGradients], factor: float) -> None:
         for gradient in gradients:
             add_rows(self.weight, gradient.indices, gradient.grads * factor, gradient.bags)
 
-    def _apply_rule(
-        self, gradients: Sequence[BagGradients], lr: float, t: int, factor: float
-    ) -> None:
-        for rows, grads in joined(gradients).summed():
+    def _apply_rule(self, gradients: RowGradients, lr: float, t: int, factor: float) -> None:
+        for rows, grads in gradients.sums():
             self._step_rows(rows, grads.mul_(factor), lr, t)
 
     def _step_rows(self, rows: Tensor, grads: Tensor, lr: float, t: int) -> None:
@@ -144,7 +145,7 @@ class Slab:
         if not pushes:
             return 0.0
         total = 0.0
-        for _, grads in joined([of_bags(push) for push in pushes]).summed():
+        for _, grads in by_row([of_bags(push) for push in pushes]).sums():
             total += float(grads.div_(divisor).square().sum())
         return total
 

@@ -10,8 +10,9 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
+from hybridpar.counterparts import dense_name
 from hybridpar.errors import SpecError
-from hybridpar.optim import SparseOptimizerSettings, dense_name
+from hybridpar.optim import SparseOptimizerSettings
 from hybridpar.trainer.amp import MixedPrecision
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.dense import CommHook, DenseHalf

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from hybridpar import optim
+from hybridpar.counterparts import sparse_name
 from hybridpar.errors import SpecError
 from hybridpar.optim import SparseOptimizerSettings
 from hybridpar.specs import RemoteEmbeddingSpec
@@ -124,7 +124,7 @@ def with_optimizers(
 
 def _wrong_optimizer(table: str, settings: object) -> str:
     """Says which setting takes the place of a dense optimizer, or that there is none."""
-    name = optim.sparse_name(settings)
+    name = sparse_name(settings)
     if settings is None:
         return (
             f"Table '{table}' has no optimizer. Give sparse_optimizer=hybridpar.optim.{name}"
