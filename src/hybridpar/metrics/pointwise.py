@@ -9,7 +9,7 @@ from hybridpar.metrics.metric import Mean, pair
 
 
 class MAE(Mean):
-    """Mean absolute error: mean of |prediction - target|. Each (B,)."""
+    """Mean absolute error: mean of abs(prediction - target). Each (B,)."""
 
     def values(self, predictions: Tensor, target: Tensor) -> Tensor:
         """The absolute errors."""
