@@ -78,10 +78,11 @@ def test_threads_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_public_names() -> None:
     assert sorted(hp.__all__) == [
-        "Checkpoint", "CheckpointError", "ExportedModel",
+        "Checkpoint", "CheckpointError", "EarlyStopping", "Evaluation", "ExportedModel",
         "FitResult", "HybridModel", "HybridParError", "InputError", "PeerLostError",
         "PlanReport", "RemoteEmbeddingSpec", "RemoteError", "RoleLauncher", "Roles", "ServerPlan",
         "SparseOptimizer", "SpecError", "TablePlan", "TrainFunctionError", "TrainerContext",
-        "TrainerLoop", "TrainerPlan", "WaitTimeoutError", "WorkerError", "launch", "optim", "plan",
+        "TrainerLoop", "TrainerPlan", "WaitTimeoutError", "WorkerError", "launch", "metrics", "optim",
+        "plan",
     ]  # fmt: skip
     assert all(hasattr(hp, name) for name in hp.__all__)

@@ -6,7 +6,7 @@ with warnings.catch_warnings():  # torch without NumPy says so at its import, an
     warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
     import torch as _torch  # noqa: F401
 
-from hybridpar import optim
+from hybridpar import metrics, optim
 from hybridpar.errors import (
     CheckpointError,
     HybridParError,
@@ -25,10 +25,11 @@ from hybridpar.planning.report import PlanReport, ServerPlan, TablePlan, Trainer
 from hybridpar.specs import RemoteEmbeddingSpec
 from hybridpar.trainer.checkpoint import Checkpoint
 from hybridpar.trainer.context import TrainerContext
+from hybridpar.trainer.early_stopping import EarlyStopping
 from hybridpar.trainer.exported import ExportedModel
 from hybridpar.trainer.loop import TrainerLoop
 from hybridpar.trainer.model import HybridModel
-from hybridpar.trainer.progress import FitResult
+from hybridpar.trainer.progress import Evaluation, FitResult
 from hybridpar.trainer.sparse_optimizer import SparseOptimizer
 
 __version__ = "0.1.0"
@@ -36,6 +37,8 @@ __version__ = "0.1.0"
 __all__ = [
     "Checkpoint",
     "CheckpointError",
+    "EarlyStopping",
+    "Evaluation",
     "ExportedModel",
     "FitResult",
     "HybridModel",
@@ -58,6 +61,7 @@ __all__ = [
     "WaitTimeoutError",
     "WorkerError",
     "launch",
+    "metrics",
     "optim",
     "plan",
 ]

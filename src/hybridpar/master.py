@@ -22,7 +22,7 @@ class Master:
 
     Its calls, by name: ``place`` and ``finish``, at the start and the end; ``take_turn`` and
     ``gather``, which say who takes part in a step where updates are applied on arrival and no
-    server gathers the trainers.
+    server gathers the trainers; ``compare``, ``gather`` and ``touch``, around an evaluation.
 
     Args:
         num_trainers: how many trainers there are.
@@ -62,6 +62,12 @@ class Master:
         if method == "gather":
             model_id, rank, where = args
             return self._rounds[model_id].gather(rank, where)
+        if method == "compare":
+            model_id, rank, where, value = args
+            return self._rounds[model_id].compare(rank, where, value)
+        if method == "touch":
+            self._rounds[args[0]].touch()
+            return None
         raise HybridParError(f"master has no call '{method}' (asked by {peer}).")
 
     def lose(self, peer: str, why: str) -> None:

@@ -40,7 +40,7 @@ class ModuleCall(NamedTuple):
         feature: what the output is for.
         inputs: the forward's arguments, on the CPU.
         train: whether in training mode.
-        number: counts the calls of this trainer.
+        number: counts this trainer's calls that train or keep; 0 for another.
         keep: whether the graph is kept, under that number, for a gradient that may come.
     """
 

@@ -37,6 +37,7 @@ class RollCall:
         self._action = action
         self._turns: Gather[Turn, tuple[Ranks, Ranks]] = Gather(what, self._complete, timeout_s)
         self._ends: Gather[None, Ranks] = Gather(what, lambda _: self._joined, timeout_s)
+        self._values: Gather[object, dict[int, object]] = Gather(what, dict, timeout_s)
 
     def arrive(self, turn: Turn, *, opens: bool) -> tuple[Ranks, Ranks]:
         """Join a round and wait for the rest.
@@ -57,10 +58,19 @@ class RollCall:
         """Wait until every trainer is at the same place; the ranks of the last round."""
         return self._ends.arrive(where, rank, None, lambda: self._all)
 
+    def compare(self, rank: int, where: str, value: object) -> dict[int, object]:
+        """Wait until every trainer is at the same place; what each of them brought."""
+        return self._values.arrive(where, rank, value, lambda: self._all)
+
+    def touch(self) -> None:
+        """Whoever gathers waits for something that has got on: their limit counts from now."""
+        self._ends.touch()
+
     def leave(self, rank: int, why: str) -> None:
         """A trainer will not come any more: rounds that wait for it fail, saying ``why``."""
         self._turns.leave(rank, why)
         self._ends.leave(rank, why)
+        self._values.leave(rank, why)
 
     def _complete(self, turns: dict[int, Turn]) -> tuple[Ranks, Ranks]:
         self._action(turns)

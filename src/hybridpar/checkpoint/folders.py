@@ -68,6 +68,13 @@ def publish(folder: Path, step: int, keep: int) -> Path:
     return final
 
 
+def keep_only(directory: Path, name: str) -> None:
+    """Remove all checkpoints of a directory but one."""
+    for old in checkpoints(directory):
+        if old.name != name:
+            _remove(old)
+
+
 def _remove(folder: Path) -> None:
     """Remove a checkpoint: by one rename, so that it is never seen with some of its files gone."""
     gone = folder.parent / f"{_UNFINISHED}removed-{folder.name}"

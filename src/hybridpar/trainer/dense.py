@@ -9,8 +9,8 @@ state of one that did not.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -126,6 +126,23 @@ def copy_from(rank: int, ctx: TrainerContext, holders: Mapping[str, Any]) -> Non
         for name, holder in holders.items():
             holder.load_state_dict(state[name])
         ctx.step = state["step"]
+
+
+@contextmanager
+def buffers_of(rank: int, ctx: TrainerContext, model: nn.Module) -> Iterator[None]:
+    """Within it, every trainer has the buffers of one. Collective.
+
+    Between two steps they differ: BatchNorm's running averages have seen this trainer's batch.
+    """
+    buffers = list(model.buffers()) if ctx.num_trainers > 1 else []
+    own = [buffer.clone() for buffer in buffers]
+    for buffer in buffers:
+        dist.broadcast(buffer, src=rank)
+    try:
+        yield
+    finally:
+        for buffer, value in zip(buffers, own, strict=True):
+            buffer.copy_(value)
 
 
 def _broadcast(value: Any, source: int, *, mine: bool) -> Any:

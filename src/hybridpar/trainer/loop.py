@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
-from torch.optim.lr_scheduler import LRScheduler
 
-from hybridpar.checkpoint.folders import newest
 from hybridpar.errors import SpecError
-from hybridpar.trainer.amp import MixedPrecision
+from hybridpar.metrics import Metric
 from hybridpar.trainer.batches import Batches
-from hybridpar.trainer.checkpoint import Checkpoint, Position
+from hybridpar.trainer.checkpoint import Checkpoint
 from hybridpar.trainer.context import TrainerContext
-from hybridpar.trainer.dense import CommHook, DenseHalf
-from hybridpar.trainer.finite import FiniteCheck
+from hybridpar.trainer.dense import CommHook
+from hybridpar.trainer.early_stopping import EarlyStopping
+from hybridpar.trainer.evaluating import Evaluating
+from hybridpar.trainer.evaluation import Evaluator, Inputs
+from hybridpar.trainer.losses import Losses
 from hybridpar.trainer.model import HybridModel
-from hybridpar.trainer.parts import built_dense_optimizer, check_parts, checked_schedulers
+from hybridpar.trainer.parts import (
+    MakeSchedulers,
+    built_dense_optimizer,
+    built_steps,
+    check_parts,
+    no_schedulers,
+)
 from hybridpar.trainer.passes import Passes
 from hybridpar.trainer.profile import Profiler
 from hybridpar.trainer.progress import FitResult, Progress
@@ -34,20 +39,12 @@ from hybridpar.trainer.settings import (
     check_epochs,
     check_loop,
 )
-from hybridpar.trainer.sparse_optimizer import SparseOptimizer
-from hybridpar.trainer.steps import Losses, Steps
+from hybridpar.trainer.validation import EvalBatches, EvalSettings
 
 Batch = TypeVar("Batch")
-MakeSchedulers: TypeAlias = Callable[
-    ["torch.optim.Optimizer | None", SparseOptimizer], Sequence[LRScheduler]
-]
 
 
-def _no_schedulers(*_: object) -> Sequence[LRScheduler]:
-    return ()
-
-
-class TrainerLoop(Generic[Batch]):
+class TrainerLoop(Evaluating[Batch], Generic[Batch]):
     """Trains one model on one trainer, in step with the other trainers.
 
     Building it is collective: every trainer does, with equal specs and settings. The dense half
@@ -122,7 +119,7 @@ class TrainerLoop(Generic[Batch]):
         ddp: Mapping[str, Any] | None = None,
         comm_hook: CommHook | None = None,
         checkpoint: Checkpoint | None = None,
-        schedulers: MakeSchedulers = _no_schedulers,
+        schedulers: MakeSchedulers = no_schedulers,
         non_finite: NonFinite = "raise",
     ) -> None:
         check_loop(
@@ -150,37 +147,25 @@ class TrainerLoop(Generic[Batch]):
             wire_dtype=wire_dtype,
         )
         self._ctx = ctx
-        precision = MixedPrecision(ctx, autocast, grad_scaler)
-        self._steps = Steps(
-            model=model,
-            ctx=ctx,
+        self._steps = built_steps(
+            model,
+            ctx,
             loss=loss,
             dense_optimizer=self.dense_optimizer,
             sparse_optimizer=self.sparse_optimizer,
-            dense=DenseHalf(model, ctx, ddp or {}, comm_hook),
-            precision=precision,
-            finite=FiniteCheck(
-                non_finite if precision.scaler is None else "ignore",
-                ctx,
-                model,
-                self.sparse_optimizer,
-                reduced_in_place=bool((ddp or {}).get("gradient_as_bucket_view")),
-            ),
-            schedulers=checked_schedulers(schedulers(self.dense_optimizer, self.sparse_optimizer)),
+            schedulers=schedulers,
             accumulate=accumulate,
-            clip_norm=clip_grad_norm,
-            clip_value=clip_grad_value,
+            autocast=autocast,
+            grad_scaler=grad_scaler,
+            clip_grad_norm=clip_grad_norm,
+            clip_grad_value=clip_grad_value,
+            ddp=ddp or {},
+            comm_hook=comm_hook,
+            non_finite=non_finite,
         )
-        holders = {
-            "model": model,
-            "dense optimizer": self.dense_optimizer,
-            "sparse optimizer": self.sparse_optimizer,
-            "scaler": self._steps.precision.scaler,
-            **{f"scheduler {n}": scheduler for n, scheduler in enumerate(self._steps.schedulers)},
-        }
-        self._holders = {name: holder for name, holder in holders.items() if holder is not None}
-        self._everyone = tuple(range(ctx.num_trainers))
         self._checkpoint = checkpoint
+        self._evaluator = Evaluator(self._steps)
+        self._holders = self._steps.holders
         self._saver = Saver(model._connected, self._holders)
         self._passes = Passes(self._steps, self._saver, self._holders, checkpoint)
 
@@ -191,6 +176,11 @@ class TrainerLoop(Generic[Batch]):
         epochs: int = 1,
         profile: bool = False,
         resume: bool = False,
+        eval_batches: EvalBatches[Batch] | None = None,
+        eval_every: int | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        inputs: Inputs | None = None,
+        early_stopping: EarlyStopping | None = None,
     ) -> FitResult:
         """Train for some passes over the batches.
 
@@ -212,13 +202,33 @@ class TrainerLoop(Generic[Batch]):
                 counts from the first of all. Batches that were used are gone through again without
                 being trained on; data with a ``state_dict`` and ``load_state_dict`` are put where
                 they were instead.
+            eval_batches: this trainer's batches to evaluate, as :meth:`evaluate` does: an iterable
+                that can be gone through again, or a function that returns one. Every trainer gives
+                some; they may be empty.
+            eval_every: optimizer steps between two evaluations; None evaluates at the end of every
+                epoch. What falls due while a trainer has run out of batches is done at the end of
+                the epoch.
+            metrics: as for :meth:`evaluate`.
+            inputs: as for :meth:`evaluate`.
+            early_stopping: when to end training that helps no more. Checkpoints keep what it has
+                seen: a resumed run stops where one that did not stop does.
 
         Raises:
             InputError: if a batch is refused, the loss is no scalar or has no gradient, or
                 something is not finite (see ``non_finite``).
-            SpecError: if ``epochs`` is no number of passes.
+            SpecError: if ``epochs`` is no number of passes, or evaluation is asked for in a way
+                that does not work or differs between trainers.
         """
         check_epochs(epochs)
+        validation = self._validation(
+            EvalSettings(
+                batches=eval_batches,
+                every=eval_every,
+                metrics=metrics,
+                inputs=inputs,
+                stopping=early_stopping,
+            )
+        )
         started = time.perf_counter()
         progress = Progress()
         if resume:
@@ -227,67 +237,14 @@ class TrainerLoop(Generic[Batch]):
         self.model.train()
         profiler = Profiler(self.model._connected) if profile else None
         for _ in range(max(0, epochs - self._passes.done) if resume else epochs):
+            if validation.is_over:
+                break
             progress.begin_epoch()
-            self._passes.run(source, progress, profiler)
+            self._passes.run(source, progress, profiler, validation)
         self._saver.finish()
         report = profiler.report(progress.steps) if profiler else None
         if report is not None and self._ctx.rank == 0:
             print(report)  # noqa: T201 - what was asked for
         staleness = self.model._connected_exchange.staleness
-        return progress.result(time.perf_counter() - started, staleness, report)
-
-    def save(self) -> None:
-        """Save now, between two calls of :meth:`fit`. Every trainer calls it.
-
-        Raises:
-            CheckpointError: if a trainer or a server cannot write; what was saved before stays.
-            SpecError: if the loop was built without ``checkpoint``.
-        """
-        settings = self._settings()
-        self.model._connected_exchange.settle()
-        self._saver.save(settings, Position(self._ctx.step or 0, self._passes.done, 0))
-        self._saver.finish()
-
-    def load(
-        self,
-        directory: str | os.PathLike[str] | None = None,
-        *,
-        tables: Mapping[str, str] | Sequence[str] | None = None,
-        dense: bool = True,
-        state: bool = True,
-    ) -> int:
-        """Take the model from a checkpoint. Every trainer calls it.
-
-        The numbers of trainers and servers, and how tables are cut, may be others than they were. A
-        table may have more rows than it had: new ones keep their initial values.
-
-        Args:
-            directory: a checkpoint's folder, or one with several, whose newest is taken; None takes
-                the loop's own.
-            tables: names of the tables and hosted modules to take; or a mapping from them to the
-                names that they had in the checkpoint. None takes all.
-            dense: whether to take the dense half, with its optimizer, the schedulers and so on.
-            state: whether to take the state of the tables' optimizers.
-
-        Returns:
-            The optimizer steps that had been done.
-
-        Raises:
-            CheckpointError: if there is none, it is damaged, or it does not fit; all differences
-                are listed.
-        """
-        where = self._settings().directory if directory is None else directory
-        names = tables if tables is None or isinstance(tables, Mapping) else {n: n for n in tables}
-        self._saver.finish()
-        self.model._connected_exchange.settle()
-        folder = newest(Path(where).absolute())
-        position, _ = self._saver.load(folder, names, dense=dense, state=state)
-        return position.step
-
-    def _settings(self) -> Checkpoint:
-        if self._checkpoint is None:
-            raise SpecError(
-                "The loop has no checkpoint setting. Build it with "
-                "TrainerLoop(checkpoint=hybridpar.Checkpoint(directory))."
-            )
-        return self._checkpoint
+        result = progress.result(time.perf_counter() - started, staleness, report)
+        return validation.finished(result)

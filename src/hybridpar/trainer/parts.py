@@ -1,19 +1,37 @@
-"""The parts that a user gives a loop, checked: model, dense optimizer, schedulers."""
+"""The parts that a user gives a loop, checked and put together into its `Steps`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
 from hybridpar.counterparts import dense_name
 from hybridpar.errors import SpecError
 from hybridpar.optim import SparseOptimizerSettings
+from hybridpar.trainer.amp import MixedPrecision
 from hybridpar.trainer.context import TrainerContext
+from hybridpar.trainer.dense import CommHook, DenseHalf
+from hybridpar.trainer.finite import FiniteCheck
+from hybridpar.trainer.losses import Losses
 from hybridpar.trainer.model import HybridModel
+from hybridpar.trainer.settings import NonFinite
+from hybridpar.trainer.sparse_optimizer import SparseOptimizer
+from hybridpar.trainer.steps import Steps
+
+Batch = TypeVar("Batch")
+MakeSchedulers: TypeAlias = Callable[
+    ["torch.optim.Optimizer | None", SparseOptimizer], Sequence[LRScheduler]
+]
+
+
+def no_schedulers(*_: object) -> Sequence[LRScheduler]:
+    """What a loop has if it is given none."""
+    return ()
 
 
 def check_parts(model: object, ctx: object) -> None:
@@ -63,3 +81,44 @@ def built_dense_optimizer(
             "a torch optimizer: lambda params: torch.optim.SGD(params, lr=0.1)."
         )
     return optimizer
+
+
+def built_steps(
+    model: HybridModel[Batch],
+    ctx: TrainerContext,
+    *,
+    loss: Callable[[Any, Batch], Losses],
+    dense_optimizer: torch.optim.Optimizer | None,
+    sparse_optimizer: SparseOptimizer,
+    schedulers: MakeSchedulers,
+    accumulate: int,
+    autocast: torch.dtype | None,
+    grad_scaler: GradScaler | None,
+    clip_grad_norm: float | None,
+    clip_grad_value: float | None,
+    ddp: Mapping[str, Any],
+    comm_hook: CommHook | None,
+    non_finite: NonFinite,
+) -> Steps[Batch]:
+    """What takes a loop's steps, from the loop's settings; see `TrainerLoop`. Collective."""
+    precision = MixedPrecision(ctx, autocast, grad_scaler)
+    return Steps(
+        model=model,
+        ctx=ctx,
+        loss=loss,
+        dense_optimizer=dense_optimizer,
+        sparse_optimizer=sparse_optimizer,
+        dense=DenseHalf(model, ctx, ddp, comm_hook),
+        precision=precision,
+        finite=FiniteCheck(
+            non_finite if precision.scaler is None else "ignore",
+            ctx,
+            model,
+            sparse_optimizer,
+            reduced_in_place=bool(ddp.get("gradient_as_bucket_view")),
+        ),
+        schedulers=checked_schedulers(schedulers(dense_optimizer, sparse_optimizer)),
+        accumulate=accumulate,
+        clip_norm=clip_grad_norm,
+        clip_value=clip_grad_value,
+    )

@@ -1,4 +1,4 @@
-"""`Passes`: pass after pass over the data, saved and resumed as asked."""
+"""`Passes`: pass after pass over the data, evaluated, saved and resumed as asked."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from hybridpar.checkpoint.folders import checkpoints
 from hybridpar.trainer.batches import Batches
 from hybridpar.trainer.checkpoint import Checkpoint, Position
 from hybridpar.trainer.dense import copy_from
+from hybridpar.trainer.pace import Pace
 from hybridpar.trainer.profile import Profiler
 from hybridpar.trainer.progress import Progress
 from hybridpar.trainer.random_states import rewind
 from hybridpar.trainer.saver import Saver
 from hybridpar.trainer.steps import Steps
+from hybridpar.trainer.validation import Validation
 
 Batch = TypeVar("Batch")
 
@@ -59,36 +61,55 @@ class Passes(Generic[Batch]):
             self.done = position.epoch
             self._resumed = Resumed(position, None if own is None else own["random"])
 
-    def run(self, source: Batches[Batch], progress: Progress, profiler: Profiler | None) -> None:
-        """One pass over the data, or the rest of one, saving as asked."""
+    def run(
+        self,
+        source: Batches[Batch],
+        progress: Progress,
+        profiler: Profiler | None,
+        validation: Validation[Batch],
+    ) -> None:
+        """One pass over the data, or the rest of one, evaluating and saving as asked.
+
+        What falls due while some trainers have run out of data is done at the end of the pass, when
+        all are together again.
+        """
         resumed, self._resumed = self._resumed, None
         skipped, stream = source.resumed(self.done, resumed.position if resumed else None)
-        everyone = tuple(range(self._steps.ctx.num_trainers))
-        settings, due = self._settings, False
+        ctx, settings, cut = self._steps.ctx, self._settings, False
+        evaluations = validation.pace(ctx.step or 0)
+        saves = Pace(None if settings is None else settings.every, ctx.step or 0)
 
         def begun() -> None:
             if resumed is not None and resumed.random is not None:
                 rewind(resumed.random)
 
-        def after_step(used: int, data: object, all_go_on: bool) -> None:
-            nonlocal due
-            step = self._steps.ctx.step or 0
-            due = due or (
-                settings is not None and settings.every is not None and step % settings.every == 0
-            )
-            if due and all_go_on and settings is not None:
-                self._steps.model._connected_exchange.settle()
+        def after_step(used: int, data: object, all_go_on: bool) -> bool:
+            nonlocal cut
+            step = ctx.step or 0
+            if all_go_on:
                 position = Position(step, self.done, skipped + used, data)
-                self._saver.save(settings, position)
-                due = False
+                if evaluations.is_due(step):
+                    validation.evaluate(position)
+                cut = validation.is_over
+                self._save(position, due=saves.is_due(step) or (cut and saves.is_never))
             self._saver.poll()
+            return cut
 
         stayed = self._steps.run(
             stream, progress, profiler,
             data_state=source.state, begun=begun, after_step=after_step,
         )  # fmt: skip
-        if stayed != everyone:  # whoever left early takes the model of one that stayed
-            copy_from(stayed[0], self._steps.ctx, self._holders)
+        if cut:
+            return
+        if len(stayed) < ctx.num_trainers:  # whoever left early takes the model of one that stayed
+            copy_from(stayed[0], ctx, self._holders)
         self.done += 1
-        if settings is not None and (due or settings.every is None):
-            self._saver.save(settings, Position(self._steps.ctx.step or 0, self.done, 0))
+        position = Position(ctx.step or 0, self.done, 0)
+        if evaluations.is_due(position.step) or validation.ends_epochs:
+            validation.evaluate(position)
+        self._save(position, due=saves.is_due(position.step) or saves.is_never)
+
+    def _save(self, position: Position, *, due: bool) -> None:
+        if due and self._settings is not None:
+            self._steps.model._connected_exchange.settle()
+            self._saver.save(self._settings, position)

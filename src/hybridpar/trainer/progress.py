@@ -1,13 +1,28 @@
-"""`FitResult`, and the counting that leads to it."""
+"""`FitResult`, `Evaluation`, and the counting that leads to them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
 from hybridpar.trainer.profile import StepProfile
+
+
+class Evaluation(NamedTuple):
+    """One evaluation during :meth:`TrainerLoop.fit`; alike on all trainers.
+
+    Attributes:
+        step: optimizer steps done.
+        epoch: passes over the data done, in the life of the loop.
+        results: the loss and the metrics, by name.
+    """
+
+    step: int
+    epoch: int
+    results: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +42,8 @@ class FitResult:
             slowest trainer: ``{"item": {0: 2, 1: 98}}``. All 0 in sync mode. Counted over the
             loop's life.
         profile: where the time went, if asked for.
+        evaluations: what was evaluated meanwhile, in order.
+        stopped_early: whether ``early_stopping`` ended training.
     """
 
     steps: int
@@ -37,6 +54,8 @@ class FitResult:
     skipped: int = 0
     staleness: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     profile: StepProfile | None = None
+    evaluations: tuple[Evaluation, ...] = ()
+    stopped_early: bool = False
 
     @property
     def steps_per_second(self) -> float:

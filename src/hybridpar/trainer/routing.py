@@ -55,6 +55,11 @@ class RoutedBatch:
             for _, checked, _ in self._features.values()
         )
 
+    def abandon(self) -> None:
+        """No gradient will come for it: hosted modules' graphs may go."""
+        for released, lookups in zip(self._released, self.lookups, strict=True):
+            released += [(call.module, call.number) for call in lookups.modules if call.keep]
+
     def table_of(self, feature: str) -> str:
         """The name of the table that a feature reads."""
         return self._features[feature][0].name
@@ -233,5 +238,6 @@ class Router:
                     f"Feature '{feature}' on {where}: an input of module '{spec.name}' requires a "
                     "gradient, which does not come back from the server. Pass input.detach()."
                 )
-        self._calls += 1
-        return ModuleCall(spec.name, feature, inputs, train, self._calls, keep)
+        counts = train or keep  # or else an evaluation would change what training draws
+        self._calls += counts
+        return ModuleCall(spec.name, feature, inputs, train, self._calls if counts else 0, keep)

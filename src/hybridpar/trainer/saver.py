@@ -35,7 +35,7 @@ class Saver:
         self._ctx = tables.ctx
         self._holders = holders
         self._pending: tuple[Path, Position, int, str] | None = None
-        self._newest = ""  # the checkpoint that this saver made current last
+        self._newest = Path()  # the checkpoint that this saver made current last
         self._since_full = 0  # checkpoints since one that holds all rows
         self._polled = 0.0
 
@@ -50,7 +50,8 @@ class Saver:
         folder = folders.unfinished(directory, position.step)
         self._agree(lambda: folders.begin(directory, position.step) if self._leads else None)
         every_full = settings.every_full or 1
-        base = self._newest if 0 < self._since_full < every_full else ""
+        follows = self._newest.parent == directory and 0 < self._since_full < every_full
+        base = self._newest.name if follows else ""
         self._since_full = self._since_full + 1 if base else 1
         track = every_full > 1
         self._agree(lambda: self._write(folder, position, touched_only=bool(base), track=track))
@@ -72,7 +73,7 @@ class Saver:
         if self._pending is None:
             return
         (folder, position, keep, base), self._pending = self._pending, None
-        self._newest = folders.name_of(position.step)
+        self._newest = folder.parent / folders.name_of(position.step)
         if not self._leads:
             return
         replies = [

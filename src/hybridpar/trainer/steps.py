@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from hybridpar.errors import InputError
 from hybridpar.trainer.amp import MixedPrecision
 from hybridpar.trainer.batches import to_device
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.dense import DenseHalf
 from hybridpar.trainer.exchange import Round
 from hybridpar.trainer.finite import FiniteCheck
+from hybridpar.trainer.losses import Losses, loss_to_train
 from hybridpar.trainer.model import HybridModel
 from hybridpar.trainer.profile import Profiler
 from hybridpar.trainer.progress import Progress
@@ -37,7 +37,6 @@ from hybridpar.trainer.stopwatch import (
 )
 
 Batch = TypeVar("Batch")
-Losses: TypeAlias = "Tensor | Mapping[str, Tensor]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +71,18 @@ class Steps(Generic[Batch]):
     clip_norm: float | None
     clip_value: float | None
 
+    @property
+    def holders(self) -> dict[str, Any]:
+        """By name, what has a ``state_dict``: what a checkpoint keeps of the dense half."""
+        named = {
+            "model": self.model,
+            "dense optimizer": self.dense_optimizer,
+            "sparse optimizer": self.sparse_optimizer,
+            "scaler": self.precision.scaler,
+            **{f"scheduler {n}": scheduler for n, scheduler in enumerate(self.schedulers)},
+        }
+        return {name: holder for name, holder in named.items() if holder is not None}
+
     def run(
         self,
         stream: Iterator[Batch],
@@ -80,7 +91,7 @@ class Steps(Generic[Batch]):
         *,
         data_state: Callable[[], object] = lambda: None,
         begun: Callable[[], None] = lambda: None,
-        after_step: Callable[[int, object, bool], None] = lambda *_: None,
+        after_step: Callable[[int, object, bool], bool] = lambda *_: False,
     ) -> tuple[int, ...]:
         """Take a step with all trainers that have a batch, until none has.
 
@@ -95,7 +106,8 @@ class Steps(Generic[Batch]):
             data_state: where the data are, asked after each step's batches were taken.
             begun: called before the first step.
             after_step: called between two steps with the number of batches used, where the data
-                were after them, and whether all trainers go on.
+                were after them, and whether all trainers go on; if so, it may end the epoch for
+                all, by True on every trainer.
 
         Returns:
             The ranks of the last step, whose dense half is the newest.
@@ -126,9 +138,12 @@ class Steps(Generic[Batch]):
             current = exchange.complete()
             self._lap(SERVERS)
             used += len(group)
-            after_step(used, states.popleft(), current.active == everyone)
+            ends = after_step(used, states.popleft(), current.active == everyone)
             if profiler is not None:
                 profiler.note_all_reduce(self.dense.over(current.active))
+            if ends:
+                following[0][1].abandon()
+                break
             group, following = following, after
         return exchange.close()
 
@@ -156,6 +171,7 @@ class Steps(Generic[Batch]):
             self.dense_optimizer.zero_grad()
         exchange = self.model._connected_exchange
         losses, pushed = [], False
+        where = f"on {self.ctx.name} (step {self.ctx.step})"
         self.finite.begin()
 
         def push() -> None:
@@ -177,7 +193,7 @@ class Steps(Generic[Batch]):
                 batch = to_device(batch, self.ctx.device)
             with nullcontext() if last else self.dense.no_sync(current.active):
                 with self.precision.autocast():
-                    loss = self._total(self.loss(module(embeddings, batch), batch))
+                    loss = loss_to_train(self.loss(module(embeddings, batch), batch), where)
                 self.finite.see_loss(loss)
                 self._lap(FORWARD)
                 with self.sparse_optimizer.when_complete(push if last and may_push else None):
@@ -191,29 +207,6 @@ class Steps(Generic[Batch]):
         self.model._connected_exchange.send(self.sparse_optimizer.gradients(skip=skip))
         self.sparse_optimizer.pushed()
         self._lap(PUSH)
-
-    def _total(self, losses: Losses) -> Tensor:
-        """The scalar to train on."""
-        named = losses if isinstance(losses, Mapping) else {"": losses}
-        where = f"on {self.ctx.name} (step {self.ctx.step})"
-        if not named:
-            raise InputError(f"The loss {where} is an empty dict. Return one loss at least.")
-        for name, part in named.items():
-            if not isinstance(part, Tensor) or part.numel() != 1:
-                got = f"of shape {tuple(part.shape)}" if isinstance(part, Tensor) else _kind(part)
-                raise InputError(
-                    f"The loss {where}{name and f', {name!r},'} is {got}. Return a scalar tensor, "
-                    "such as loss.mean(), or several by name."
-                )
-        first, *others = named.values()
-        total = sum(others, start=first)
-        if not total.requires_grad:
-            raise InputError(
-                f"The loss {where} depends on no embedding and no parameter that learns, so there "
-                "is no gradient. Look for a detach(), item() or no_grad() in forward or loss, or "
-                "for a model that is frozen as a whole."
-            )
-        return total
 
     def _step_dense(self, active: tuple[int, ...], *, pushed: bool) -> bool:
         """Clip and step the dense half; whether the step was skipped, for the sparse half too."""
@@ -230,7 +223,3 @@ class Steps(Generic[Batch]):
     def _lap(self, phase: str) -> None:
         """What has passed since the last lap was this phase of the step."""
         self.model._connected.stopwatch.lap(phase)
-
-
-def _kind(value: object) -> str:
-    return f"a {type(value).__name__}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 BATCHES = "batches"
 ROUTE = "check and split ids"
@@ -35,6 +37,17 @@ class Stopwatch:
             now = time.perf_counter()
             self.seconds[phase] += now - self._last
             self._last = now
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What happens within it is no part of a step."""
+        runs, self.runs = self.runs, False
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.runs = runs
+            self._last += time.perf_counter() - began
 
     def stop(self) -> dict[str, float]:
         """Seconds of each phase."""

@@ -1,0 +1,47 @@
+"""`BestModel`: the model as it was at its best evaluation, kept beside the other checkpoints."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from hybridpar.checkpoint.folders import keep_only, name_of
+from hybridpar.trainer.checkpoint import Checkpoint, Position
+from hybridpar.trainer.context import TrainerContext
+from hybridpar.trainer.early_stopping import Patience
+from hybridpar.trainer.saver import Saver
+
+
+class BestModel:
+    """Saves the best model, and brings it back. Every trainer calls alike.
+
+    Args:
+        ctx: this trainer's context.
+        saver: writes and reads checkpoints.
+        settings: the loop's own checkpoints, in whose folder ``best`` it is.
+    """
+
+    def __init__(self, ctx: TrainerContext, saver: Saver, settings: Checkpoint) -> None:
+        self._ctx = ctx
+        self._saver = saver
+        self._folder = Path(settings.directory).absolute() / "best"
+        self._settings = replace(
+            settings, directory=self._folder, keep=sys.maxsize, every_full=None, wait=True
+        )
+
+    def save(self, position: Position) -> None:
+        """This is the best one: in place of what was."""
+        self._saver.save(self._settings, position)
+        if self._ctx.rank == 0:
+            keep_only(self._folder, name_of(position.step))
+
+    def restore(self, patience: Patience) -> None:
+        """Take the best model, with its optimizers; steps are counted on."""
+        if patience.best_step is None:
+            return
+        step, seen = self._ctx.step, patience.state_dict()
+        self._saver.finish()
+        self._saver.load(self._folder / name_of(patience.best_step), None, dense=True, state=True)
+        self._ctx.step = step
+        patience.load_state_dict(seen)
