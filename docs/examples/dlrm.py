@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from dlrm_hybrid import DLRM
 from dlrm_model import loss
-from dlrm_options import parsed, parser
+from dlrm_options import described, parsed, parser
 
 import hybridpar as hp
 from hybridpar.metrics import AUC, Accuracy, LogLoss
@@ -45,8 +45,7 @@ def train(ctx, args):
         mine = data.train(args.mini_batch_size, ctx.rank, ctx.num_trainers)
         return itertools.islice(mine, args.num_batches or None)
 
-    metrics = {"AUC": AUC(), "accuracy": Accuracy(), "log loss": LogLoss()}
-    found, resume = None, args.resume
+    results, resume = [], args.resume
     for epoch in range(1, args.nepochs + 1):
         result = loop.fit(batches, epochs=epoch if resume else 1, resume=resume)
         if resume and not result.steps:
@@ -54,16 +53,15 @@ def train(ctx, args):
         resume = False
         found = loop.evaluate(
             data.test(args.test_mini_batch_size, ctx.rank, ctx.num_trainers),
-            metrics=metrics,
+            metrics={"AUC": AUC(), "accuracy": Accuracy(), "log loss": LogLoss()},
             inputs=lambda output, batch: (output.sigmoid(), batch.labels),
         )
-        train_loss = mean(result.epoch_losses[-1], ctx)
+        results.append({"train loss": mean(result.epoch_losses[-1], ctx), **found})
         if ctx.rank == 0:
-            print(f"epoch {epoch}: train loss {train_loss:.6f}, test", end=" ")
-            print(", ".join(f"{name} {found[name]:.5f}" for name in metrics), flush=True)
+            print(described(epoch, results[-1]), flush=True)
     if args.export and ctx.rank == 0:
         export(loop.model, args)
-    return found
+    return results
 
 
 def mean(value, ctx):

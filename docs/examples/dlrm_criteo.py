@@ -6,7 +6,7 @@ or category counts as 0, and numbers become log(x + 1) with x at least 0.
 
 import gzip
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -46,39 +46,35 @@ class KaggleFile(Clicks):
             self._rows = self._vocabulary(min_count)
             self.table_sizes = [len(rows) + 1 for rows in self._rows]
 
-    def chunks(self, first: int, last: int, size: int) -> Iterator[list]:
+    def chunks(self, first: int, last: int, size: int) -> Iterator[Sequence]:
         with self._open() as file:
             lines = islice(enumerate(file, start=1), first, last)
             while chunk := list(islice(lines, size)):
                 yield chunk
 
-    def batch(self, chunk: list[tuple[int, str]]) -> Batch:
-        """The batch of some lines, each with its number."""
-        samples = [self._fields(*numbered) for numbered in chunk]
-        dense = [[int(number or 0) for number in row[1 : NUM_DENSE + 1]] for row in samples]
-        ids = torch.tensor([self._ids(row) for row in samples])
+    def batch(self, chunk: Sequence[tuple[int, str]]) -> Batch:
+        """The batch of some lines, each with its number in the file."""
+        labels, dense, categories = zip(*(self._parsed(*line) for line in chunk), strict=True)
+        ids = torch.tensor(categories)
+        if self.max_ind_range > 0:
+            ids %= self.max_ind_range
+        else:
+            for column, rows in zip(ids.unbind(1), self._rows, strict=True):
+                column.copy_(torch.tensor([rows.get(key, UNKNOWN) for key in column.tolist()]))
         return Batch(
             dense=_log(torch.tensor(dense)),
             ids=tuple(ids.t().contiguous()),
             offsets=(),
-            labels=torch.tensor([float(row[0]) for row in samples]),
+            labels=torch.tensor(labels),
         )
 
-    def _ids(self, row: list[str]) -> list[int]:
-        categories = map(_category, row[NUM_DENSE + 1 :])
-        if self.max_ind_range > 0:
-            return [category % self.max_ind_range for category in categories]
-        return [
-            rows.get(category, UNKNOWN)
-            for rows, category in zip(self._rows, categories, strict=True)
-        ]
-
     def _vocabulary(self, min_count: int) -> list[dict[int, int]]:
+        """For each table the row of each category that has one."""
         counts = [Counter() for _ in range(NUM_TABLES)]
         for chunk in self.chunks(0, self.num_train, 1):
-            row = self._fields(*chunk[0])
-            for counter, category in zip(counts, row[NUM_DENSE + 1 :], strict=True):
-                counter[_category(category)] += 1
+            _, _, categories = self._parsed(*chunk[0])
+            for counter, category in zip(counts, categories, strict=True):
+                counter[category] += 1
         kept = [[key for key, count in c.items() if count >= min_count] for c in counts]
         return [{key: row for row, key in enumerate(keys, start=UNKNOWN + 1)} for keys in kept]
 
@@ -86,14 +82,18 @@ class KaggleFile(Clicks):
         opener = gzip.open if self.path.suffix == ".gz" else open
         return opener(self.path, "rt", encoding="ascii")
 
-    def _fields(self, number: int, line: str) -> list[str]:
-        fields = line.rstrip("\r\n").split("\t")
-        if len(fields) != 1 + NUM_DENSE + NUM_TABLES:
+    def _parsed(self, number: int, line: str) -> tuple[float, list[int], list[int]]:
+        label, *fields = line.rstrip("\r\n").split("\t")
+        try:
+            if len(fields) != NUM_DENSE + NUM_TABLES:
+                raise ValueError(f"it has {1 + len(fields)} fields")
+            dense = [int(field or "0") for field in fields[:NUM_DENSE]]
+            return float(label), dense, [int(field or "0", 16) for field in fields[NUM_DENSE:]]
+        except ValueError as error:
             raise ValueError(
-                f"{self.path}, line {number}, has {len(fields)} fields. Criteo's Kaggle file has "
-                f"a label, {NUM_DENSE} integers and {NUM_TABLES} categories, separated by tabs."
-            )
-        return fields
+                f"{self.path}, line {number}: {error}. Criteo's Kaggle file has a label, "
+                f"{NUM_DENSE} integers and {NUM_TABLES} hexadecimal categories, separated by tabs."
+            ) from error
 
 
 class ProcessedFile(Clicks):
@@ -115,11 +115,11 @@ class ProcessedFile(Clicks):
         self.table_sizes = [min(count, limit) for count in counts]
         self.num_samples = len(self._array("y"))
 
-    def chunks(self, first: int, last: int, size: int) -> Iterator[list]:
+    def chunks(self, first: int, last: int, size: int) -> Iterator[Sequence]:
         for start in range(first, last, size):
             yield range(start, min(start + size, last))
 
-    def batch(self, chunk: range) -> Batch:
+    def batch(self, chunk: Sequence) -> Batch:
         dense, ids, labels = (array[chunk.start : chunk.stop] for array in self._arrays)
         ids = ids.long() % self.max_ind_range if self.max_ind_range > 0 else ids.long()
         return Batch(_log(dense), tuple(ids.t().contiguous()), (), labels.float())
@@ -135,10 +135,6 @@ class ProcessedFile(Clicks):
             raise ImportError(f"{self.path} is a NumPy file: pip install numpy.") from error
         with numpy.load(self.path) as file:
             return file[name]
-
-
-def _category(digits: str) -> int:
-    return int(digits, 16) if digits else 0
 
 
 def _log(numbers: Tensor) -> Tensor:

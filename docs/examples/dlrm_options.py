@@ -27,7 +27,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     add("--arch-embedding-size", type=widths, default=[1000, 500, 200, 50], metavar="N-N-...",
         help="rows of each table, for random data")  # fmt: skip
     add("--arch-mlp-bot", type=widths, default=[13, 64, 16], metavar="N-N-...",
-        help="widths of the bottom MLP, from the numbers to a row; files set the first")  # fmt: skip
+        help="widths of the bottom MLP, to a row; a file sets the first")  # fmt: skip
     add("--arch-mlp-top", type=widths, default=[64, 1], metavar="N-N-...",
         help="widths of the top MLP after its input")  # fmt: skip
     add("--arch-interaction-op", choices=["dot", "cat"], default="dot", help="how vectors meet")
@@ -39,7 +39,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     add("--processed-data-file", help="the .npz that DLRM makes of it; needs NumPy")
     add("--max-ind-range", type=int, default=-1,
         help="rows of every table, the modulus of ids; -1 counts categories")  # fmt: skip
-    add("--min-count", type=int, default=1, help="rarer categories share row 0 when counted")
+    add("--min-count", type=int, default=1, help="rarer categories share row 0, when counted")
     add("--num-batches", type=int, default=0, help="batches an epoch; 0: all (random data: 200)")
     add("--mini-batch-size", type=int, default=128, help="samples, of all trainers together")
     add("--test-mini-batch-size", type=int, default=1024, help="samples, of one trainer")
@@ -67,6 +67,8 @@ def parsed(options: argparse.ArgumentParser) -> argparse.Namespace:
         args.data_generation = "dataset" if any(files) else "random"
     if (args.data_generation == "dataset") != (sum(map(bool, files)) == 1):
         options.error("dataset takes one of --raw-data-file, --processed-data-file; random neither")
+    if args.min_count != 1 and (args.max_ind_range > 0 or not args.raw_data_file):
+        options.error("--min-count is for --raw-data-file without --max-ind-range")
     if args.arch_mlp_bot[-1] != args.arch_sparse_feature_size:
         options.error("--arch-mlp-bot must end with --arch-sparse-feature-size")
     if args.arch_mlp_top[-1] != 1:
@@ -93,3 +95,9 @@ def _data(args: argparse.Namespace) -> Clicks:
         fixed=args.num_indices_per_lookup_fixed,
         seed=args.numpy_rand_seed,
     )
+
+
+def described(epoch: int, result: dict[str, float]) -> str:
+    """An epoch's line of output."""
+    test = ", ".join(f"{name} {result[name]:.5f}" for name in ("AUC", "accuracy", "log loss"))
+    return f"epoch {epoch}: train loss {result['train loss']:.6f}, test {test}"

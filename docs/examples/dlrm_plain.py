@@ -12,7 +12,7 @@ import itertools
 import torch
 import torch.nn.functional as F
 from dlrm_model import DenseHalf, loss, table_bound
-from dlrm_options import parsed, parser
+from dlrm_options import described, parsed, parser
 from movielens_data import auc
 from torch import nn
 
@@ -68,7 +68,7 @@ def train(args):
         OPTIMIZERS[args.dense_optimizer](model.dense.parameters(), lr=args.learning_rate),
         OPTIMIZERS[args.sparse_optimizer](model.tables.parameters(), lr=args.sparse_learning_rate),
     ]
-    found = None
+    results = []
     for epoch in range(1, args.nepochs + 1):
         losses = []
         for batch in itertools.islice(
@@ -80,10 +80,9 @@ def train(args):
             for optimizer in optimizers:
                 optimizer.step()
             losses.append(batch_loss.item())
-        found = evaluate(model, args)
-        print(f"epoch {epoch}: train loss {sum(losses) / len(losses):.6f}, test", end=" ")
-        print(", ".join(f"{name} {value:.5f}" for name, value in found.items()), flush=True)
-    return found
+        results.append({"train loss": sum(losses) / len(losses), **evaluate(model, args)})
+        print(described(epoch, results[-1]), flush=True)
+    return results
 
 
 @torch.no_grad()
