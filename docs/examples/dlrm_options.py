@@ -66,7 +66,9 @@ def parsed(options: argparse.ArgumentParser) -> argparse.Namespace:
     if args.data_generation is None:
         args.data_generation = "dataset" if any(files) else "random"
     if (args.data_generation == "dataset") != (sum(map(bool, files)) == 1):
-        options.error("dataset takes one of --raw-data-file, --processed-data-file; random neither")
+        options.error(
+            "--data-generation dataset takes a --raw-data-file or a --processed-data-file"
+        )
     if args.min_count != 1 and (args.max_ind_range > 0 or not args.raw_data_file):
         options.error("--min-count is for --raw-data-file without --max-ind-range")
     if args.arch_mlp_bot[-1] != args.arch_sparse_feature_size:
