@@ -9,10 +9,10 @@ dlrm_plain.py is plain torch in one process. Both print the same figures.
 import itertools
 
 import torch
-import torch.distributed as dist
 from dlrm_hybrid import DLRM
 from dlrm_model import loss
 from dlrm_options import described, parsed, parser
+from trainer_mean import mean_over_trainers
 
 import hybridpar as hp
 from hybridpar.metrics import AUC, Accuracy, LogLoss
@@ -56,20 +56,13 @@ def train(ctx, args):
             metrics={"AUC": AUC(), "accuracy": Accuracy(), "log loss": LogLoss()},
             inputs=lambda output, batch: (output.sigmoid(), batch.labels),
         )
-        results.append({"train loss": mean(result.epoch_losses[-1], ctx), **found})
+        mean = mean_over_trainers(result.epoch_losses[-1], ctx.num_trainers)
+        results.append({"train loss": mean, **found})
         if ctx.rank == 0:
             print(described(epoch, results[-1]), flush=True)
     if args.export and ctx.rank == 0:
         export(loop.model, args)
     return results
-
-
-def mean(value, ctx):
-    """The mean over the trainers."""
-    total = torch.tensor(value, dtype=torch.float64)
-    if ctx.num_trainers > 1:
-        dist.all_reduce(total)
-    return float(total) / ctx.num_trainers
 
 
 def export(model, args):
