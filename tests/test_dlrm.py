@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import os
+import pickle
 import subprocess
 import sys
 from argparse import Namespace
@@ -189,6 +190,7 @@ def test_dlrms_npz_gives_the_same_batches(lines, tmp_path):
         assert ours.dense.equal(theirs.dense)
         assert ours.labels.equal(theirs.labels)
         assert all(a.equal(b) for a, b in zip(ours.ids, theirs.ids, strict=True))
+    assert len(pickle.dumps(processed)) < 1000, "an export would hold the samples"
     hashed = module("dlrm_criteo").ProcessedFile(tmp_path / "processed.npz", max_ind_range=5)
     assert next(hashed.train(60)).ids[0].equal(batches[0].ids[0] % 5)
     assert max(hashed.table_sizes) == 5

@@ -124,6 +124,9 @@ class ProcessedFile(Clicks):
         ids = ids.long() % self.max_ind_range if self.max_ind_range > 0 else ids.long()
         return Batch(_log(dense), tuple(ids.t().contiguous()), (), labels.float())
 
+    def __getstate__(self) -> dict[str, object]:  # an export takes no samples along
+        return {name: value for name, value in vars(self).items() if name != "_arrays"}
+
     @cached_property
     def _arrays(self) -> tuple[Tensor, ...]:
         return tuple(torch.from_numpy(self._array(name)) for name in ("X_int", "X_cat", "y"))
