@@ -84,10 +84,10 @@ def test_windows_tell_what_comes_next_and_pad_at_the_end(made_up):
     (windows,) = made_up.windows(3, 4, 4, epoch=0)
     rows = zip(windows.history.tolist(), windows.next.tolist(), strict=True)
     assert sorted(rows) == [
-        ([1, 2, 0], [2, 3, 0]),
+        ([1, 2, 3], [2, 3, 0]),
         ([1, 2, 3], [2, 3, 4]),
         ([1, 2, 3], [2, 3, 4]),
-        ([4, 0, 0], [5, 0, 0]),
+        ([4, 5, 0], [5, 0, 0]),
     ]
     latest = made_up.latest(4)
     assert latest.history.tolist() == [[1, 2, 3, 0], [1, 2, 3, 4], [2, 3, 4, 5]]
@@ -119,7 +119,7 @@ def test_attention_sees_nothing_later(made_up):
     batch = batch._replace(next=(batch.history != 0).long())
     rows = torch.randn(len(made_up.targets), plain.LENGTH, plain.DIM)
     ahead = rows.clone()
-    ahead[:, 2:] += 1
+    ahead[:, 2:] += torch.randn(plain.DIM)
     embeddings = {"next": rows, "negatives": torch.randn(5, plain.DIM)}
     with torch.no_grad():
         scores = dense({**embeddings, "history": rows}, batch)
