@@ -46,12 +46,12 @@ class MovieLens:
     """
 
     def __init__(self, path: str) -> None:
-        ratings, movies, users = (_rows(Path(path), name) for name in FILES)
+        ratings, movies, users = (rows_of(Path(path), name) for name in FILES)
         self.num_users, self.num_movies = len(users), len(movies)
         self._has_genre = torch.tensor([[int(x) for x in row[-NUM_GENRES:]] for row in movies])
         self._ages = torch.tensor([[int(row[1]) / 100] for row in users])
         table = torch.tensor([[int(x) for x in row[:3]] for row in ratings])
-        table = table[torch.randperm(len(table), generator=_generator(SEED))]
+        table = table[torch.randperm(len(table), generator=seeded(SEED))]
         num_test = int(TEST_SHARE * len(table))
         self.test = self._batch(table[:num_test])
         self._train = table[num_test:]
@@ -69,7 +69,7 @@ class MovieLens:
         """
         if size % num_trainers:
             raise ValueError(f"A batch of {size} cannot be shared evenly by {num_trainers}.")
-        order = torch.randperm(len(self._train), generator=_generator(SEED + 1 + epoch))
+        order = torch.randperm(len(self._train), generator=seeded(SEED + 1 + epoch))
         for whole in order.split(size):
             if len(whole) == size:
                 yield self._batch(self._train[whole.chunk(num_trainers)[rank]])
@@ -100,7 +100,7 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     return float(wins / (liked.sum() * others.sum()))
 
 
-def _rows(path: Path, name: str) -> list[list[str]]:
+def rows_of(path: Path, name: str) -> list[list[str]]:
     file = path / name
     if not file.is_file():
         raise FileNotFoundError(
@@ -112,5 +112,5 @@ def _rows(path: Path, name: str) -> list[list[str]]:
     return [line.split(separator) for line in file.read_text("latin-1").splitlines()]
 
 
-def _generator(seed: int) -> torch.Generator:
+def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
