@@ -78,10 +78,10 @@ def test_threads_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_public_names() -> None:
     assert sorted(hp.__all__) == [
-        "Checkpoint", "CheckpointError", "ExportedModel",
+        "CallbackError", "Checkpoint", "CheckpointError", "ExportedModel",
         "FitResult", "HybridModel", "HybridParError", "InputError", "PeerLostError",
         "RemoteEmbeddingSpec", "RemoteError", "RoleLauncher", "Roles", "SparseOptimizer",
         "SpecError", "TrainFunctionError", "TrainerContext", "TrainerLoop", "WaitTimeoutError",
-        "WorkerError", "launch", "optim",
+        "WorkerError", "callbacks", "launch", "optim",
     ]  # fmt: skip
     assert all(hasattr(hp, name) for name in hp.__all__)

@@ -6,8 +6,9 @@ with warnings.catch_warnings():  # torch without NumPy says so at its import, an
     warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
     import torch as _torch  # noqa: F401
 
-from hybridpar import optim
+from hybridpar import callbacks, optim
 from hybridpar.errors import (
+    CallbackError,
     CheckpointError,
     HybridParError,
     InputError,
@@ -32,6 +33,7 @@ from hybridpar.trainer.sparse_optimizer import SparseOptimizer
 __version__ = "0.1.0"
 
 __all__ = [
+    "CallbackError",
     "Checkpoint",
     "CheckpointError",
     "ExportedModel",
@@ -51,6 +53,7 @@ __all__ = [
     "TrainerLoop",
     "WaitTimeoutError",
     "WorkerError",
+    "callbacks",
     "launch",
     "optim",
 ]

@@ -18,6 +18,8 @@ from hybridpar.errors import HybridParError
 from hybridpar.launch import doctor
 from hybridpar.launch.launcher import RoleLauncher
 from hybridpar.launch.roles import Roles
+from hybridpar.report.collected import Collected
+from hybridpar.report.page import page
 from hybridpar.trainer.progress import FitResult
 
 
@@ -86,6 +88,20 @@ def _parser() -> argparse.ArgumentParser:
     checkpoint.add_argument("action", choices=["show", "verify"])
     checkpoint.add_argument("directory", type=Path, metavar="DIR")
     checkpoint.set_defaults(command=_checkpoint)
+    report = commands.add_parser(
+        "report",
+        help="make an HTML page of a run's log",
+        description="Make one self-contained HTML page of the log that callbacks.JSONL wrote, also "
+        "of a run that failed, was killed, or still runs.",
+        epilog="example: hybridpar report run.jsonl -o run.html",
+    )
+    report.add_argument("log", type=Path, metavar="LOG", help="the log, such as run.jsonl")
+    report.add_argument(
+        "-o", "--output", type=Path, metavar="PAGE",
+        help="the page; by default beside the log, with the ending .html",
+    )  # fmt: skip
+    report.add_argument("--title", metavar="TEXT", help="the page's title; the log's name if not")
+    report.set_defaults(command=_report)
     return parser
 
 
@@ -122,6 +138,18 @@ def _checkpoint(arguments: argparse.Namespace) -> int:
         print(f"module {name}: {entry.num_bytes:,} bytes")
     total = sum(entry.num_bytes for entry in manifest.all_files())
     print(f"{len(manifest.all_files())} files, {total:,} bytes")
+    return 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    output: Path = arguments.output or arguments.log.with_suffix(".html")
+    html = page(Collected.read(arguments.log), arguments.title or arguments.log.stem)
+    try:
+        output.write_text(html, encoding="utf-8")
+    except OSError as error:
+        print(f"hybridpar: cannot write {output}: {error}", file=sys.stderr)
+        return 1
+    print(output)
     return 0
 
 

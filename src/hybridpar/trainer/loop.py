@@ -13,6 +13,8 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
+from hybridpar.callbacks.callback import Callback
+from hybridpar.callbacks.chosen import chosen
 from hybridpar.checkpoint.folders import newest
 from hybridpar.errors import SpecError
 from hybridpar.trainer.amp import MixedPrecision
@@ -36,6 +38,7 @@ from hybridpar.trainer.settings import (
 )
 from hybridpar.trainer.sparse_optimizer import SparseOptimizer
 from hybridpar.trainer.steps import Losses, Steps
+from hybridpar.trainer.watching import Watching
 
 Batch = TypeVar("Batch")
 MakeSchedulers: TypeAlias = Callable[
@@ -86,6 +89,12 @@ class TrainerLoop(Generic[Batch]):
             InputError. ``"skip"``: all trainers leave the step out, in both halves;
             ``FitResult.skipped`` counts it. ``"ignore"``: nothing is looked at, as in plain torch.
             With an enabled ``grad_scaler`` the scaler decides, whatever this says: it skips.
+        callbacks: told what happens, step by step; see :mod:`hybridpar.callbacks`.
+        progress: whether trainer 0 shows how far it is: a bar on a terminal (extra ``progress``),
+            plain lines elsewhere. None shows it on a terminal alone.
+        report: where trainer 0 writes an HTML page on each fit; see :class:`callbacks.Report`.
+        samples: called with a batch; returns how many samples it has, for callbacks to count. None
+            takes the first dimension of the first tensor in the output, or else in the batch.
 
     Raises:
         SpecError: if an optimizer is of the wrong kind, a setting is wrong, the trainers' specs
@@ -124,6 +133,10 @@ class TrainerLoop(Generic[Batch]):
         checkpoint: Checkpoint | None = None,
         schedulers: MakeSchedulers = _no_schedulers,
         non_finite: NonFinite = "raise",
+        callbacks: Sequence[Callback] = (),
+        progress: bool | None = None,
+        report: str | os.PathLike[str] | None = None,
+        samples: Callable[[Batch], int] | None = None,
     ) -> None:
         check_loop(
             loss=loss,
@@ -150,11 +163,20 @@ class TrainerLoop(Generic[Batch]):
             wire_dtype=wire_dtype,
         )
         self._ctx = ctx
+        settings = {
+            "dense optimizer": self.dense_optimizer, "sparse optimizer": sparse_optimizer,
+            "consistency": consistency, "staleness": staleness, "scale_gradients": scale_gradients,
+            "wire_dtype": wire_dtype, "accumulate": accumulate, "autocast": autocast, "ddp": ddp,
+            "clip_grad_norm": clip_grad_norm, "clip_grad_value": clip_grad_value,
+            "non_finite": non_finite,
+        }  # fmt: skip
+        told = chosen(callbacks, progress, report)
+        self._watching = Watching(told, model, self.dense_optimizer, samples, accumulate, settings)
         precision = MixedPrecision(ctx, autocast, grad_scaler)
         self._steps = Steps(
             model=model,
             ctx=ctx,
-            loss=loss,
+            loss=self._watching.counting(loss),
             dense_optimizer=self.dense_optimizer,
             sparse_optimizer=self.sparse_optimizer,
             dense=DenseHalf(model, ctx, ddp or {}, comm_hook),
@@ -181,8 +203,8 @@ class TrainerLoop(Generic[Batch]):
         self._holders = {name: holder for name, holder in holders.items() if holder is not None}
         self._everyone = tuple(range(ctx.num_trainers))
         self._checkpoint = checkpoint
-        self._saver = Saver(model._connected, self._holders)
-        self._passes = Passes(self._steps, self._saver, self._holders, checkpoint)
+        self._saver = Saver(model._connected, self._holders, self._watching.saved)
+        self._passes = Passes(self._steps, self._saver, self._holders, checkpoint, self._watching)
 
     def fit(
         self,
@@ -226,15 +248,19 @@ class TrainerLoop(Generic[Batch]):
         source = Batches(batches, epochs)
         self.model.train()
         profiler = Profiler(self.model._connected) if profile else None
-        for _ in range(max(0, epochs - self._passes.done) if resume else epochs):
-            progress.begin_epoch()
-            self._passes.run(source, progress, profiler)
-        self._saver.finish()
+        todo = max(0, epochs - self._passes.done) if resume else epochs
+        with self._watching.fitting(batches, self._passes.done, todo):
+            for _ in range(todo):
+                progress.begin_epoch()
+                self._passes.run(source, progress, profiler)
+            self._saver.finish()
         report = profiler.report(progress.steps) if profiler else None
         if report is not None and self._ctx.rank == 0:
             print(report)  # noqa: T201 - what was asked for
         staleness = self.model._connected_exchange.staleness
-        return progress.result(time.perf_counter() - started, staleness, report)
+        result = progress.result(time.perf_counter() - started, staleness, report)
+        self._watching.ended(result)
+        return result
 
     def save(self) -> None:
         """Save now, between two calls of :meth:`fit`. Every trainer calls it.

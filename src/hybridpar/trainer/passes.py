@@ -15,6 +15,7 @@ from hybridpar.trainer.progress import Progress
 from hybridpar.trainer.random_states import rewind
 from hybridpar.trainer.saver import Saver
 from hybridpar.trainer.steps import Steps
+from hybridpar.trainer.watching import Watching
 
 Batch = TypeVar("Batch")
 
@@ -34,6 +35,7 @@ class Passes(Generic[Batch]):
         saver: writes and reads checkpoints.
         holders: by name, what has a ``state_dict``, for trainers that stop early in a pass.
         settings: where and when to save, if at all.
+        watching: is told of every step.
     """
 
     def __init__(
@@ -42,12 +44,14 @@ class Passes(Generic[Batch]):
         saver: Saver,
         holders: Mapping[str, Any],
         settings: Checkpoint | None,
+        watching: Watching,
     ) -> None:
         self.done = 0  # passes in the life of the loop
         self._steps = steps
         self._saver = saver
         self._holders = holders
         self._settings = settings
+        self._watching = watching
         self._resumed: Resumed | None = None
 
     def resume(self, settings: Checkpoint) -> None:
@@ -69,10 +73,12 @@ class Passes(Generic[Batch]):
         def begun() -> None:
             if resumed is not None and resumed.random is not None:
                 rewind(resumed.random)
+            self._watching.begin_epoch(self.done, skipped)
 
         def after_step(used: int, data: object, all_go_on: bool) -> None:
             nonlocal due
             step = self._steps.ctx.step or 0
+            self._watching.stepped(progress)
             due = due or (
                 settings is not None and settings.every is not None and step % settings.every == 0
             )
