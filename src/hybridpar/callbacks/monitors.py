@@ -50,8 +50,7 @@ class LearningRateMonitor(Callback):
 class StalenessMonitor(Callback):
     """Adds by how many steps the newest rows were behind to a step's metrics, for each table.
 
-    ``"staleness/item"`` is the mean over the lookups since the step before, and
-    ``"staleness/item/max"`` the most there has been. All are 0 in sync mode.
+    ``"staleness/item"`` is the mean over the lookups since the step before; 0 in sync mode.
     """
 
     on_every_trainer: ClassVar[bool] = False
@@ -77,7 +76,6 @@ class StalenessMonitor(Callback):
             if lookups:
                 total = sum(behind * n for behind, n in since.items())
                 self._measured[f"staleness/{table}"] = total / lookups
-            self._measured[f"staleness/{table}/max"] = max(counts)
             self._before[table] = dict(counts)
 
     @override

@@ -9,14 +9,15 @@ from html import escape
 from typing import NamedTuple
 
 WIDTH, HEIGHT = 380, 210
-_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 10, 12, 26
+_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 18, 12, 26
 
 
 class Line(NamedTuple):
-    """One curve: its name, and its points (x, y) in the order of x."""
+    """One curve: its name, and its points (x, y) in the order of x; pale behind the others."""
 
     name: str
     points: Sequence[tuple[float, float]]
+    pale: bool = False
 
 
 def line_chart(
@@ -30,7 +31,7 @@ def line_chart(
         unit: of the values; ``"%"`` shows shares as percentages.
         from_zero: whether the axis begins at 0.
     """
-    lines = [line for line in lines if line.points]
+    lines = sorted((line for line in lines if line.points), key=lambda line: not line.pale)
     if not lines:
         return ""
     xs = [x for line in lines for x, _ in line.points]
@@ -61,17 +62,21 @@ def line_chart(
         for tick in _ticks(first, last, 4)
         if float(tick).is_integer()
     ]
-    for number, line in enumerate(lines):
+    colours = iter(range(len(lines)))
+    for line in lines:
         path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in line.points)
+        colour = "pale" if line.pale else f"s{next(colours)}"
+        parts.append(f'<polyline class="{colour}" points="{path}"/>')
         if len(line.points) == 1:
             x, y = line.points[0]
-            parts.append(f'<circle class="s{number} dot" cx="{px(x):.1f}" cy="{py(y):.1f}" r="3"/>')
-        else:
-            parts.append(f'<polyline class="s{number}" points="{path}"/>')
-    data = [{"name": line.name, "unit": unit,
-             "points": [[round(px(x), 1), round(py(y), 1), x, y] for x, y in line.points]}
-            for line in lines]  # fmt: skip
-    names = [line.name for line in lines]
+            parts.append(f'<circle class="{colour} dot" cx="{px(x):.1f}" cy="{py(y):.1f}" r="3"/>')
+    data = [
+        {"name": line.name, "unit": unit,
+         "steps": [round(x) for x, _ in line.points],
+         "values": [float(f"{y:.5g}") for _, y in line.points]}
+        for line in lines
+    ]  # fmt: skip
+    names = [line.name for line in lines if not line.pale]
     label = f"{title}, over optimizer steps"
     return (
         f'<figure class="card"><figcaption>{escape(title)}{_key(names)}</figcaption>'

@@ -12,7 +12,7 @@ from typing import Any
 
 from hybridpar.errors import SpecError
 
-_MOST_POINTS = 1000  # of a curve; beyond twice as many, neighbours become one
+_MOST_POINTS = 400  # of a curve; beyond twice as many, neighbours become one
 _KEPT = 1000  # evaluations and checkpoints
 _FORMAT = 1
 

@@ -36,8 +36,9 @@ def page(run: Collected, title: str = "") -> str:
 def _head(run: Collected, title: str) -> Iterator[str]:
     start = run.start
     began = datetime.fromtimestamp(run.first_time or 0.0, timezone.utc)
+    seconds = max(0.0, run.newest_time - (run.first_time or 0.0))
     facts = [
-        _state(run),
+        f"{_state(run)} after {_duration(seconds)}",
         f"began {began:%Y-%m-%d %H:%M} UTC on {start['host']}",
         f"{_many(start['num_trainers'], 'trainer')} on {start['device'].partition(':')[0]}",
         _many(start["num_servers"], "server"),
@@ -65,7 +66,7 @@ def _tiles(run: Collected) -> Iterator[str]:
         losses = [point.loss for point in points if point.loss is not None]
         if losses:
             tail = losses[-max(1, len(losses) // 20) :]
-            yield _tile(f"{sum(tail) / len(tail):.4g}", "loss, mean of the last 5 %")
+            yield _tile(f"{sum(tail) / len(tail):.4g}", "loss, last 5 % of steps")
         if run.samples_per_second:
             yield _tile(short(run.samples_per_second), "samples/s, all trainers")
         seconds = run.step_seconds
@@ -75,8 +76,6 @@ def _tiles(run: Collected) -> Iterator[str]:
     for name, value in (run.evaluations[-1]["results"] if run.evaluations else {}).items():
         if value is not None:
             yield _tile(f"{value:.4g}", f"{name}, last evaluation")
-    if run.newest_time and run.first_time:
-        yield _tile(_duration(run.newest_time - run.first_time), "from start to end")
 
 
 def _tile(value: str, what: str) -> str:
@@ -88,7 +87,7 @@ def _curves(run: Collected) -> Iterator[str]:
     losses = [(float(p.step), p.loss) for p in points if p.loss is not None]
     lines = [Line("loss", losses)]
     if len(losses) > 40:
-        lines = [Line("smoothed", _smoothed(losses)), Line("a step's", losses)]
+        lines = [Line("smoothed", _smoothed(losses)), Line("a step", losses, pale=True)]
     charts = [line_chart("Loss of trainer 0", lines)]
     charts += [
         line_chart(name, [Line(name, each)]) for name, each in sorted(_evaluated(run).items())
@@ -102,10 +101,10 @@ def _curves(run: Collected) -> Iterator[str]:
     charts.append(line_chart("Steps a second", [Line("steps/s", _smoothed(steps))], from_zero=True))
     title = "Share of time waiting for servers"
     charts.append(line_chart(title, [Line("waiting", _smoothed(waits))], unit="%", from_zero=True))
-    charts += [
-        line_chart(title, [Line(name, each) for name, each in group.items()], from_zero=True)
-        for title, group in _measured(run).items()
-    ]
+    for title, group in _measured(run).items():
+        smooth = _smoothed if title == "Staleness" else list
+        lines = [Line(name, smooth(each)) for name, each in group.items()]
+        charts.append(line_chart(title, lines, from_zero=True))
     drawn = [chart for chart in charts if chart]
     if drawn:
         yield f'<h2>Curves</h2><div class="grid3">{"".join(drawn)}</div>'

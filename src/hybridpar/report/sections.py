@@ -95,7 +95,8 @@ def traffic(run: Collected) -> Iterator[str]:
     head = ["server", "holds", "rows a step", "planned", "bytes a step", "ids", "rows",
             "gradients", "by socket", "ms waited"]  # fmt: skip
     yield (
-        '<h2>Rows touched and bytes moved, by server</h2><div class="card"><div class="wide">'
+        "<h2>Rows touched and bytes moved, by server</h2>"
+        '<div class="card"><div class="wide" tabindex="0">'
         + _table(head, rows)
         + f'</div><p class="soft">By trainer 0 in a step, mean of {steps:,}; {samples:,.4g} '
         "samples a step. Planned are the rows that the tables' <code>pooling_factor</code> tells "
@@ -151,7 +152,7 @@ def plan(run: Collected) -> Iterator[str]:
              for name, server in modules]  # fmt: skip
     head = ["table", "rows by columns", "dtype", "bytes", "sharding", "servers", "optimizer"]
     yield (
-        '<h2>Plan</h2><div class="card"><div class="wide">'
+        '<h2>Plan</h2><div class="card"><div class="wide" tabindex="0">'
         + _table(head, rows)
         + '</div><p class="soft">Bytes are those of weights and optimizer state.</p></div>'
     )
@@ -167,7 +168,7 @@ def checkpoints(run: Collected) -> Iterator[str]:
         for each in run.checkpoints[-10:]
     ]  # fmt: skip
     yield (
-        '<h2>Checkpoints</h2><div class="card"><div class="wide">'
+        '<h2>Checkpoints</h2><div class="card"><div class="wide" tabindex="0">'
         + _table(["step", "bytes", "seconds", "folder"], rows)
         + "</div></div>"
     )

@@ -36,7 +36,7 @@ figcaption{{font-weight:600;font-size:14px;display:flex;flex-wrap:wrap;gap:2px 1
 margin-bottom:6px}}
 .key{{display:flex;flex-wrap:wrap;gap:0 12px;font-weight:400;color:var(--soft);font-size:13px}}
 .tiles{{display:grid;gap:14px;margin-top:20px;
-grid-template-columns:repeat(auto-fit,minmax(140px,1fr))}}
+grid-template-columns:repeat(auto-fit,minmax(130px,1fr))}}
 .tiles div{{background:var(--card);border:1px solid var(--rule);border-radius:10px;
 padding:10px 14px}}
 .tiles b{{display:block;font-size:22px;line-height:1.3;font-weight:650}}
@@ -45,13 +45,15 @@ svg{{display:block;width:100%;height:auto;touch-action:pan-y}}
 svg text{{font-size:11px;fill:var(--soft);font-variant-numeric:tabular-nums}}
 svg .grid{{stroke:var(--rule);stroke-width:1}}
 svg polyline{{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}}
+svg .pale{{stroke:var(--c8);stroke-width:1;opacity:.55}} svg .dot.pale{{fill:var(--c8)}}
 svg .cross{{stroke:var(--soft);stroke-width:1;stroke-dasharray:3 3}}
 svg .tip{{fill:var(--ink);font-weight:600;paint-order:stroke;stroke:var(--card);stroke-width:4px}}
 {_BY_COLOUR}.b8{{background:var(--c8)}}
 .stack{{display:flex;gap:2px;height:26px;margin:4px 0 12px}}
 .stack i{{min-width:2px;border-radius:3px}}
 .swatch{{display:inline-block;width:10px;height:10px;border-radius:3px;margin-right:7px}}
-.wide{{overflow-x:auto}} table{{border-collapse:collapse;width:100%;font-size:14px}}
+.wide{{overflow-x:auto}} .wide td,.wide code{{white-space:nowrap}}
+.wide+p,table+p{{margin:10px 0 0}} table{{border-collapse:collapse;width:100%;font-size:14px}}
 th,td{{text-align:left;padding:6px 14px 6px 0;vertical-align:top;
 border-bottom:1px solid var(--rule)}}
 th{{color:var(--soft);font-weight:500;font-size:13px;white-space:nowrap}}
@@ -74,31 +76,38 @@ footer{{margin-top:40px;color:var(--soft);font-size:13px}}
 SCRIPT = """
 for (const svg of document.querySelectorAll('svg.curve')) {
   const lines = JSON.parse(svg.dataset.lines), ns = 'http://www.w3.org/2000/svg';
-  const add = (tag, names) => { const e = document.createElementNS(ns, tag);
-    e.setAttribute('class', names); svg.append(e); return e; };
+  [...svg.querySelectorAll('polyline')].forEach((drawn, n) => {
+    lines[n].colour = drawn.getAttribute('class');
+    lines[n].points = drawn.getAttribute('points').split(' ').map(p => p.split(',').map(Number));
+  });
   let shown = [];
+  const add = (tag, names, attributes) => {
+    const e = document.createElementNS(ns, tag);
+    e.setAttribute('class', names);
+    for (const [name, value] of Object.entries(attributes)) e.setAttribute(name, value);
+    shown.push(svg.appendChild(e));
+    return e;
+  };
   const clear = () => { for (const e of shown) e.remove(); shown = []; };
   const text = (v, unit) => unit === '%' ? (100 * v).toPrecision(3) + ' %'
-    : Number(v.toPrecision(4)).toLocaleString('en') + (unit ? ' ' + unit : '');
+    : Number(v.toPrecision(4)).toLocaleString('en', {maximumSignificantDigits: 4});
   svg.addEventListener('pointerleave', clear);
   svg.addEventListener('pointermove', event => {
     clear();
     const box = svg.getBoundingClientRect(), view = svg.viewBox.baseVal;
     const x = (event.clientX - box.left) / box.width * view.width;
     lines.forEach((line, n) => {
-      const p = line.points.reduce((a, b) => Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a);
-      if (n === 0) { const c = add('line', 'cross'); c.setAttribute('x1', p[0]);
-        c.setAttribute('x2', p[0]); c.setAttribute('y1', 12);
-        c.setAttribute('y2', view.height - 26); shown.push(c); }
-      const dot = add('circle', 'dot s' + n); dot.setAttribute('cx', p[0]);
-      dot.setAttribute('cy', p[1]); dot.setAttribute('r', 4); shown.push(dot);
-      const tip = add('text', 'tip'); tip.setAttribute('y', 22 + 14 * n);
-      const right = p[0] > view.width / 2;
-      tip.setAttribute('x', p[0] + (right ? -8 : 8));
-      tip.setAttribute('text-anchor', right ? 'end' : 'start');
-      tip.textContent = (lines.length > 1 ? line.name + ' ' : '') + text(p[3], line.unit)
-        + (n === 0 ? ' at step ' + p[2].toLocaleString('en') : '');
-      shown.push(tip);
+      let i = 0;
+      line.points.forEach((p, k) => {
+        if (Math.abs(p[0] - x) < Math.abs(line.points[i][0] - x)) i = k;
+      });
+      const [px, py] = line.points[i], right = px > view.width / 2;
+      if (n === 0) add('line', 'cross', {x1: px, x2: px, y1: 12, y2: view.height - 26});
+      add('circle', 'dot ' + line.colour, {cx: px, cy: py, r: 4});
+      add('text', 'tip', {x: px + (right ? -8 : 8), y: 22 + 14 * n,
+        'text-anchor': right ? 'end' : 'start'}).textContent =
+        (lines.length > 1 ? line.name + ' ' : '') + text(line.values[i], line.unit)
+        + (n === 0 ? ' at step ' + line.steps[i].toLocaleString('en') : '');
     });
   });
 }

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sized
+from dataclasses import fields
 
 import torch
 
@@ -67,7 +68,7 @@ def planned_tables(tables: RemoteTables) -> tuple[PlannedTable, ...]:
                 num_embeddings=spec.num_embeddings,
                 embedding_dim=spec.embedding_dim,
                 dtype=str(spec.dtype).removeprefix("torch."),
-                optimizer=repr(spec.optimizer),
+                optimizer=_text(spec.optimizer),
                 sharding=placement.sharding,
                 num_bytes=sum(s.num_rows * row_bytes(spec, s.num_columns) for s in shards),
                 shards=tuple(
@@ -125,10 +126,23 @@ def steps_of(batches: object, accumulate: int) -> int | None:
         return None
 
 
+def _settings(settings: SparseOptimizerSettings) -> str:
+    """The learning rate, and what is not as by default."""
+    given = {
+        item.name: getattr(settings, item.name)
+        for item in fields(settings)
+        if item.name == "lr" or getattr(settings, item.name) != item.default
+    }
+    inner = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    return f"{type(settings).__name__}({inner})"
+
+
 def _text(value: object) -> str:
     if isinstance(value, torch.optim.Optimizer):
         rates = sorted({float(group["lr"]) for group in value.param_groups})
         return f"{type(value).__name__}(lr={', '.join(f'{rate:g}' for rate in rates)})"
-    if isinstance(value, (str, SparseOptimizerSettings, Mapping)):
-        return str(value)
+    if isinstance(value, SparseOptimizerSettings):
+        return _settings(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {_text(each)}" for name, each in value.items())
     return getattr(value, "__name__", str(value))
