@@ -1,5 +1,6 @@
 """hybridpar: embedding tables on parameter servers, the dense half under DDP."""
 
+import logging as _logging
 import warnings
 
 with warnings.catch_warnings():  # torch without NumPy says so at its import, and works
@@ -31,6 +32,8 @@ from hybridpar.trainer.progress import FitResult
 from hybridpar.trainer.sparse_optimizer import SparseOptimizer
 
 __version__ = "0.1.0"
+
+_logging.getLogger("hybridpar").addHandler(_logging.NullHandler())  # quiet unless asked
 
 __all__ = [
     "CallbackError",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,6 +15,10 @@ from hybridpar.callbacks.servers import PlannedServer, PlannedTable, ServerTraff
 
 Histogram: TypeAlias = "Mapping[str, Mapping[int, int]]"
 """For each table, how often the rows of a batch lacked so many steps of the slowest trainer."""
+
+
+def _nothing(_: object) -> dict[str, float]:
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +70,10 @@ class Run:
         """
         return self._rates()
 
+    def __getstate__(self) -> dict[str, object]:
+        """Pickled, it keeps the learning rates of that moment."""
+        return self.__dict__ | {"_rates": partial(dict, self._rates())}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
@@ -103,7 +111,7 @@ class Step:
     staleness: Histogram = field(default_factory=dict)
     time: float = 0.0
     _measure: Callable[[Step], Mapping[str, float]] = field(
-        default=lambda _: {}, repr=False, compare=False
+        default=_nothing, repr=False, compare=False
     )
     _servers: Callable[[], tuple[ServerTraffic, ...]] = field(
         default=tuple, repr=False, compare=False
@@ -123,6 +131,10 @@ class Step:
     def servers(self) -> tuple[ServerTraffic, ...]:
         """What has been exchanged with each server so far."""
         return self._servers()
+
+    def __getstate__(self) -> dict[str, object]:
+        """Pickled, it keeps what has been looked at."""
+        return self.__dict__ | {"_measure": _nothing, "_servers": tuple}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from hybridpar.launch.assignment import Assignment
 from hybridpar.launch.doctor import Desk
 from hybridpar.launch.heartbeat import Beating
 from hybridpar.launch.joining import ElasticSettings
+from hybridpar.launch.logs import LogSettings
 from hybridpar.launch.members import Member, end_all, start
 from hybridpar.launch.roles import Roles, process_name
 from hybridpar.launch.surroundings import Surroundings
@@ -45,6 +46,7 @@ def launch(
     args: Sequence[object] = (),
     device: Device | None = None,
     max_restarts: int = 0,
+    log_dir: str | os.PathLike[str] | None = None,
 ) -> list[Result]:
     """Run ``train`` in every trainer of a job, and return what it returned.
 
@@ -65,6 +67,8 @@ def launch(
         max_restarts: how often to start the whole job anew after a failure. ``train`` is called
             again from its beginning, with ``ctx.attempt`` one higher, so it should go on from
             what it has saved.
+        log_dir: a folder in which each process writes what it logs and prints to a file of its own,
+            such as ``trainer0.log``; None writes none.
 
     Returns:
         Each trainer's result, in rank order.
@@ -82,7 +86,8 @@ def launch(
         >>> launch(train, roles=Roles(trainers=2, servers=1))  # doctest: +SKIP
         [0, 1]
     """
-    return RoleLauncher(roles, device=device, max_restarts=max_restarts).run(train, args)
+    launcher = RoleLauncher(roles, device=device, max_restarts=max_restarts, log_dir=log_dir)
+    return launcher.run(train, args)
 
 
 class RoleLauncher:
@@ -102,6 +107,8 @@ class RoleLauncher:
         interface: under torchrun, the name of the network interface to use, such as ``"eth0"``;
             None takes ``HYBRIDPAR_INTERFACE``, else that of the route to the master.
         max_restarts: as in :func:`launch`; under torchrun, torchrun restarts.
+        log_dir: as in :func:`launch`. The files have hybridpar's records from the level on that the
+            logger ``hybridpar`` has here; INFO if it has none.
         heartbeat_s: how often the launcher looks whether a process is stopped; under torchrun, how
             often a process gives the master a sign of life.
         heartbeat_limit_s: after so long stopped, or silent, a process is lost, and the job ends; at
@@ -127,6 +134,7 @@ class RoleLauncher:
         interface: str | None = None,
         heartbeat_s: float = 1.0,
         heartbeat_limit_s: float = 5.0,
+        log_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.roles = Roles.of(roles)
         choices = {"device": (device, get_args(Device)),
@@ -152,6 +160,7 @@ class RoleLauncher:
                 raise SpecError(f"{name} is {value!r}. Give a positive number of seconds.")
         if not isinstance(max_restarts, int) or max_restarts < 0:
             raise SpecError(f"max_restarts is {max_restarts!r}. Give a whole number of at least 0.")
+        self._logs = LogSettings.checked(log_dir)
         self._elastic = ElasticSettings(
             roles=self.roles,
             device=device,
@@ -160,6 +169,7 @@ class RoleLauncher:
             share_memory=share_memory,
             interface=interface,
             beating=Beating.checked(heartbeat_s, heartbeat_limit_s),
+            logs=self._logs,
         )
 
     def run(self, train: Callable[..., Result], args: Sequence[object] = ()) -> list[Result]:
@@ -220,6 +230,7 @@ class RoleLauncher:
                 share_memory=self.share_memory,
                 environment=dict(os.environ),
                 work=work if role == "trainer" else b"",
+                logs=self._logs,
             )
             for role, rank in self.roles.members()
         ]

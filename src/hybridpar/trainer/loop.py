@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,6 +45,7 @@ Batch = TypeVar("Batch")
 MakeSchedulers: TypeAlias = Callable[
     ["torch.optim.Optimizer | None", SparseOptimizer], Sequence[LRScheduler]
 ]
+_logger = logging.getLogger("hybridpar")
 
 
 def _no_schedulers(*_: object) -> Sequence[LRScheduler]:
@@ -260,6 +262,7 @@ class TrainerLoop(Generic[Batch]):
         staleness = self.model._connected_exchange.staleness
         result = progress.result(time.perf_counter() - started, staleness, report)
         self._watching.ended(result)
+        _logger.info("%s: %d steps in %.1f s", self._ctx.name, result.steps, result.seconds)
         return result
 
     def save(self) -> None:
