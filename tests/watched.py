@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 import signal
@@ -213,12 +215,24 @@ def counted(ctx: hp.TrainerContext, how: str) -> list[int]:
     return [record[4] for record in told.records if type(record) is tuple]
 
 
-def shown(ctx: hp.TrainerContext, progress: bool | None, line_every_s: float | None) -> None:
+def shown(
+    ctx: hp.TrainerContext, progress: bool | None, line_every_s: float | None, steps: int = 150
+) -> None:
     """Train with a progress bar, or plain lines."""
     given = [] if line_every_s is None else [callbacks.ProgressBar(line_every_s=line_every_s)]
     make_loop(
         ctx, callbacks=given, progress=progress, consistency="bounded", staleness=2
-    ).fit(batches(ctx.rank, 150), epochs=2)  # fmt: skip
+    ).fit(batches(ctx.rank, steps), epochs=2)  # fmt: skip
+
+
+def written(ctx: hp.TrainerContext, cases: list[tuple[bool | None, float | None]]) -> list[str]:
+    """For each case, what it writes to standard error."""
+    found = []
+    for progress, line_every_s in cases:
+        with contextlib.redirect_stderr(io.StringIO()) as stderr:
+            shown(ctx, progress, line_every_s, steps=30)
+        found.append(stderr.getvalue())
+    return found
 
 
 def resumed(ctx: hp.TrainerContext, folder: str) -> int:

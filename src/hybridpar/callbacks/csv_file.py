@@ -60,14 +60,19 @@ class CSV(Logger):
         self._close()
 
     def _row(self, record: Step | Evaluation, values: Mapping[str, float]) -> None:
-        if self._file is None:
+        if not self._columns and self._file is None:  # no fit has begun
             return
+        between = self._file is None
+        if self._file is None:
+            self._file = self._path.open("a", newline="", encoding="utf-8")
         row = {**{name: getattr(record, name) for name in _FIRST}, **values}
         new = [name for name in row if name not in self._columns]
         if new:
             self._add_columns(new)
         csv.DictWriter(self._file, self._columns).writerow(row)
         self._file.flush()
+        if between:
+            self._close()
 
     def _add_columns(self, names: list[str]) -> None:
         self._close()

@@ -67,11 +67,13 @@ class JSONL(Logger):
         super().__init__(every)
         self._path = Path(path)
         self._file: IO[str] | None = None
+        self._begun = False
 
     @override
     def on_start(self, run: Run) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self._path.open("a" if run.step else "w", encoding="utf-8")
+        self._begun = True
         self._write(entry_of(run))
 
     @override
@@ -97,9 +99,13 @@ class JSONL(Logger):
         self._close(entry_of(failure))
 
     def _write(self, entry: dict[str, object]) -> None:
-        if self._file is not None:  # it is between two fits
-            self._file.write(json.dumps(entry) + "\n")
+        line = json.dumps(entry) + "\n"
+        if self._file is not None:
+            self._file.write(line)
             self._file.flush()
+        elif self._begun:  # between two fits
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line)
 
     def _close(self, entry: dict[str, object]) -> None:
         self._write(entry)

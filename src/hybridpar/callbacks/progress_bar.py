@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from hybridpar.errors import SpecError
 
 _REFRESH_S = 0.25  # of the bar: each refresh looks at the loss
 _LEAST_LINES_S = 0.01
+_UNKNOWN_WIDTH = 100  # columns of a terminal that does not tell, such as a container's
 
 
 class ProgressBar(Callback):
@@ -166,7 +168,11 @@ def _new_bar(total: int | None) -> Any:
         monitor_interval = 0
 
     Bar.set_lock(threading.RLock())
-    return Bar(total=total, unit=" steps", dynamic_ncols=True, mininterval=0, file=sys.stderr)
+    width = None if os.get_terminal_size(sys.stderr.fileno()).columns else _UNKNOWN_WIDTH
+    return Bar(
+        total=total, unit=" steps", ncols=width, dynamic_ncols=width is None, mininterval=0,
+        file=sys.stderr,
+    )  # fmt: skip
 
 
 def _clock(seconds: float) -> str:

@@ -40,6 +40,7 @@ class TensorBoard(Logger):
     def on_start(self, run: Run) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        self._close()
         # What a resumed run had written beyond its first step is left out of the curves.
         self._writer = SummaryWriter(self._directory, purge_step=run.step + 1 if run.step else None)
         for title, texts in (("settings", run.settings), ("versions", run.versions)):
@@ -54,10 +55,14 @@ class TensorBoard(Logger):
 
     @override
     def on_evaluation(self, evaluation: Evaluation) -> None:
-        if self._writer is not None:
-            for name, value in evaluation.results.items():
-                tag = f"evaluation/{name}"
-                self._writer.add_scalar(tag, value, evaluation.step, evaluation.time)
+        from torch.utils.tensorboard import SummaryWriter
+
+        if self._writer is None:  # between two fits
+            self._writer = SummaryWriter(self._directory)
+        for name, value in evaluation.results.items():
+            tag = f"evaluation/{name}"
+            self._writer.add_scalar(tag, value, evaluation.step, evaluation.time)
+        self._writer.flush()
 
     @override
     def on_end(self, end: End) -> None:
