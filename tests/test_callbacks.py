@@ -100,7 +100,10 @@ def test_jsonl_holds_the_whole_run(world: tuple[Path, list[object]]) -> None:
 
 def test_csv_has_a_column_for_each_name(world: tuple[Path, list[object]]) -> None:
     with (world[0] / "run.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+        every = list(csv.DictReader(file))
+    (evaluation,) = [row for row in every if row["auc"]]
+    assert (evaluation["step"], evaluation["auc"], evaluation["loss"]) == ("12", "0.75", "")
+    rows = [row for row in every if row["loss"]]
     assert [int(row["step"]) for row in rows] == [5, 10, 12, 15, 20, 24]
     losses = world[1][0][0].losses
     assert [float(row["loss"]) for row in rows] == [losses[int(row["step"]) - 1] for row in rows]
@@ -133,7 +136,8 @@ def test_tensorboard_reads_what_was_written(world: tuple[Path, list[object]]) ->
     assert [(e.step, round(e.value, 5)) for e in scalars] == [
         (step, round(losses[step - 1], 5)) for step in (4, 8, 12, 16, 20, 24)
     ]
-    assert {"lr/dense", "samples_per_second", "waiting"} <= set(events.Tags()["scalars"])
+    wanted = {"lr/dense", "samples_per_second", "waiting", "evaluation/auc"}
+    assert wanted <= set(events.Tags()["scalars"])
 
 
 def test_prometheus_reads_what_is_served(world: tuple[Path, list[object]]) -> None:

@@ -59,7 +59,7 @@ def line_chart(
     ]
     parts += [
         f'<text x="{px(tick):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{short(tick)}</text>'
-        for tick in _ticks(first, last, 4)
+        for tick in _ticks(first, last)
         if float(tick).is_integer()
     ]
     colours = iter(range(len(lines)))

@@ -257,11 +257,11 @@ class TrainerLoop(Generic[Batch]):
                 self._passes.run(source, progress, profiler)
             self._saver.finish()
         report = profiler.report(progress.steps) if profiler else None
-        if report is not None and self._ctx.rank == 0:
-            print(report)  # noqa: T201 - what was asked for
         staleness = self.model._connected_exchange.staleness
         result = progress.result(time.perf_counter() - started, staleness, report)
         self._watching.ended(result)
+        if report is not None and self._ctx.rank == 0:
+            print(report)  # noqa: T201 - what was asked for
         _logger.info("%s: %d steps in %.1f s", self._ctx.name, result.steps, result.seconds)
         return result
 
