@@ -65,11 +65,12 @@ def test_one_bar_on_a_terminal() -> None:
     assert len(lines) == 2, "one bar, drawn in one line over and over"
     last = lines[1].split("\r")[-1]
     for words in (
-        r"epoch 2/2: 100%", r"300/300 \[\d\d:\d\d<00:00", r"[\d.]+ steps/s", r"loss \d\.\d+",
-        r"[\d,]+ samples/s", r"\d+% waiting for servers", r"staleness \d",
+        r"epoch 2/2: 100%\|█{10}\|",
+        r"300/300 \[\d\d:\d\d<00:00", r"[\d.]+ steps/s", r"loss \d\.\d+",
+        r"[\d,]+ samples/s", r"\d+% waiting", r"staleness \d",
     ):  # fmt: skip
         assert re.search(words, last), (words, last)
-    assert "epoch 1/2:   0%" in lines[1]
+    assert "epoch 1/2:   0%|" in lines[1]
 
 
 def test_plain_lines_without_a_terminal() -> None:
@@ -82,7 +83,7 @@ def test_plain_lines_without_a_terminal() -> None:
     assert len(often) > 2
     pattern = (
         r"epoch [12]/2, step \d+ of 30: loss \d(\.\d+)?, [\d,]+ samples/s, [\d.]+ steps/s, "
-        r"\d+% waiting for servers, (staleness [\d.]+, )?\d+:\d\d left"
+        r"\d+% waiting, (staleness [\d.]+, )?\d+:\d\d left"
     )
     for line in asked + often:
         assert re.fullmatch(pattern, line), line

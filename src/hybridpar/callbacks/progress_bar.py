@@ -19,6 +19,10 @@ from hybridpar.errors import SpecError
 
 _REFRESH_S = 0.25  # of the bar: each refresh looks at the loss
 _LEAST_LINES_S = 0.01
+# The bar is short, so that there is room for the figures; a narrow terminal cuts the last ones off.
+_FORMAT = (
+    "{desc}: {percentage:3.0f}%|{bar:10}| {n}/{total} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+)
 _UNKNOWN_WIDTH = 100  # columns of a terminal that does not tell, such as a container's
 
 
@@ -69,8 +73,7 @@ class ProgressBar(Callback):
         self._shown = time.monotonic()
         self._results = ""
         if self._draws and run.epochs:
-            self._bar = _new_bar(self._total(run.steps_an_epoch))
-            self._bar.set_description_str(self._epoch(run.first_epoch))
+            self._bar = _new_bar(self._total(run.steps_an_epoch), self._epoch(run.first_epoch))
 
     @override
     def on_step(self, step: Step) -> None:
@@ -108,6 +111,7 @@ class ProgressBar(Callback):
             all_steps = self._total(step.steps_an_epoch)
             if all_steps is not None:
                 self._bar.total = max(all_steps, self._all.steps)
+                self._bar.bar_format = _FORMAT
             self._bar.n = self._all.steps
             self._bar.refresh()
         elif not self._draws:
@@ -124,7 +128,7 @@ class ProgressBar(Callback):
         found = [
             f"loss {step.loss:.4g}",
             f"{self._interval.samples_per_second:,.0f} samples/s",
-            f"{self._interval.waiting_share:.0%} waiting for servers",
+            f"{self._interval.waiting_share:.0%} waiting",
         ]
         lookups = total = 0
         for table, counts in step.staleness.items():
@@ -160,7 +164,7 @@ class ProgressBar(Callback):
             self._bar = None
 
 
-def _new_bar(total: int | None) -> Any:
+def _new_bar(total: int | None, epoch: str) -> Any:
     """A bar that needs no thread of its own, and no lock that other processes see."""
     plain: Any = importlib.import_module("tqdm").tqdm
 
@@ -170,8 +174,8 @@ def _new_bar(total: int | None) -> Any:
     Bar.set_lock(threading.RLock())
     width = None if os.get_terminal_size(sys.stderr.fileno()).columns else _UNKNOWN_WIDTH
     return Bar(
-        total=total, unit=" steps", ncols=width, dynamic_ncols=width is None, mininterval=0,
-        file=sys.stderr,
+        total=total, desc=epoch, unit=" steps", bar_format=_FORMAT if total else None,
+        ncols=width, dynamic_ncols=width is None, mininterval=0, file=sys.stderr,
     )  # fmt: skip
 
 

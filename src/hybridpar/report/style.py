@@ -26,7 +26,7 @@ font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Liberation Sans",sans-s
 main{{max-width:1240px;margin:0 auto;padding:28px 20px 60px}}
 h1{{font-size:24px;line-height:1.2;margin:0 0 4px;overflow-wrap:anywhere}}
 h2{{font-size:17px;margin:36px 0 12px}}
-p{{margin:0 0 12px;max-width:75ch}} .soft{{color:var(--soft)}}
+p{{margin:0 0 12px;max-width:75ch}} h1+p{{max-width:none}} .soft{{color:var(--soft)}}
 .bad{{background:var(--badback);color:var(--bad);border-radius:8px;padding:10px 14px;margin:14px 0;
 overflow-wrap:anywhere;white-space:pre-wrap}}
 .grid3{{display:grid;gap:14px;grid-template-columns:repeat(auto-fill,minmax(min(100%,330px),1fr))}}
