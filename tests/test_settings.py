@@ -78,11 +78,12 @@ def test_threads_follow_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_public_names() -> None:
     assert sorted(hp.__all__) == [
-        "Checkpoint", "CheckpointError", "EarlyStopping", "Evaluation", "ExportedModel",
+        "CallbackError", "Checkpoint", "CheckpointError", "EarlyStopping", "Evaluation",
+        "ExportedModel",
         "FitResult", "HybridModel", "HybridParError", "InputError", "PeerLostError",
         "PlanReport", "RemoteEmbeddingSpec", "RemoteError", "RoleLauncher", "Roles", "ServerPlan",
         "SparseOptimizer", "SpecError", "TablePlan", "TrainFunctionError", "TrainerContext",
-        "TrainerLoop", "TrainerPlan", "WaitTimeoutError", "WorkerError", "launch", "metrics", "optim",
-        "plan",
+        "TrainerLoop", "TrainerPlan", "WaitTimeoutError", "WorkerError", "callbacks", "launch",
+        "metrics", "optim", "plan",
     ]  # fmt: skip
     assert all(hasattr(hp, name) for name in hp.__all__)

@@ -14,6 +14,7 @@ import torch
 
 import hybridpar as hp
 from faulty import make_loop
+from watched import chatter  # noqa: F401 - by name, as the others
 from worlds import CASES, Batch, make_batch, run_loop
 
 
@@ -96,7 +97,8 @@ def main(what: str, folder: str) -> None:
     if "FAKE_VERSION" in os.environ:
         hp.__version__ = os.environ["FAKE_VERSION"]
     servers = int(os.environ.get("SERVERS", "1"))
-    launcher = hp.RoleLauncher({"trainer": 2, "ps": servers}, share_memory=False)
+    roles, logs = {"trainer": 2, "ps": servers}, os.environ.get("LOG_DIR")
+    launcher = hp.RoleLauncher(roles, share_memory=False, log_dir=logs)
     results = launcher.run(globals()[os.environ.get("WHAT", what)], (folder,))
     torch.save(results, Path(folder, f"rank{os.environ['RANK']}.pt"))
     Path(folder, f"rank{os.environ['RANK']}.done").touch()

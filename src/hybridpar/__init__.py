@@ -1,13 +1,15 @@
 """hybridpar: embedding tables on parameter servers, the dense half under DDP."""
 
+import logging as _logging
 import warnings
 
 with warnings.catch_warnings():  # torch without NumPy says so at its import, and works
     warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
     import torch as _torch  # noqa: F401
 
-from hybridpar import metrics, optim
+from hybridpar import callbacks, metrics, optim
 from hybridpar.errors import (
+    CallbackError,
     CheckpointError,
     HybridParError,
     InputError,
@@ -34,7 +36,10 @@ from hybridpar.trainer.sparse_optimizer import SparseOptimizer
 
 __version__ = "0.1.0"
 
+_logging.getLogger("hybridpar").addHandler(_logging.NullHandler())  # quiet unless asked
+
 __all__ = [
+    "CallbackError",
     "Checkpoint",
     "CheckpointError",
     "EarlyStopping",
@@ -60,6 +65,7 @@ __all__ = [
     "TrainerPlan",
     "WaitTimeoutError",
     "WorkerError",
+    "callbacks",
     "launch",
     "metrics",
     "optim",

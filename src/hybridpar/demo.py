@@ -80,6 +80,7 @@ def train(
         loss=lambda output, batch: F.cross_entropy(output, batch.target),
         dense_optimizer=lambda params: torch.optim.SGD(params, lr=LEARNING_RATE),
         sparse_optimizer=optim.SGD(lr=LEARNING_RATE),
+        progress=False,  # it fits one epoch after another, and says so itself
     )
     results = []
     for epoch in range(epochs):

@@ -8,6 +8,7 @@ HybridParError
 ├── PeerLostError        the process at the other end of a connection went away
 │                        (also a ConnectionError)
 ├── CheckpointError      a checkpoint cannot be written, read or used
+├── CallbackError        a callback of a loop raised
 ├── RemoteError          a call failed inside another process; carries its traceback
 └── WorkerError          what `launch` raises: which process failed, where, and why
 
@@ -53,6 +54,10 @@ class PeerLostError(HybridParError, ConnectionError):
 
 class CheckpointError(HybridParError):
     """A checkpoint cannot be written, is damaged, or does not fit the model."""
+
+
+class CallbackError(HybridParError):
+    """A callback of a loop raised; its own exception is the cause."""
 
 
 class RemoteError(HybridParError):

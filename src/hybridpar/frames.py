@@ -26,6 +26,17 @@ _LENGTHS = struct.Struct("!II")
 _MAX_PARTS = 512  # sendmsg takes at most IOV_MAX (1024 on Linux) buffers
 
 
+class Meter:
+    """What has crossed one connection, in bytes, and how long its calling side has waited."""
+
+    __slots__ = ("received", "sent", "waited_s")
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.received = 0
+        self.waited_s = 0.0
+
+
 class Packed(NamedTuple):
     """A message as the buffers to send, and the tensors whose memory they are."""
 
@@ -33,18 +44,9 @@ class Packed(NamedTuple):
     tensors: list[Tensor]
 
 
-def send(connection: socket.socket, message: object) -> None:
-    """Send one message whole."""
-    send_packed(connection, pack(message))
-
-
-def receive(connection: socket.socket) -> Any:
-    """Receive one message whole.
-
-    Raises:
-        EOFError: if the connection ends before.
-    """
-    return unpack(*receive_frame(connection))
+def send(connection: socket.socket, message: object) -> int:
+    """Send one message whole; the bytes that it took."""
+    return send_packed(connection, pack(message))
 
 
 def pack(message: object) -> Packed:
@@ -68,15 +70,18 @@ def unpack(body: bytes, tensors: list[Tensor]) -> Any:
         _arriving.tensors = []
 
 
-def send_packed(connection: socket.socket, packed: Packed) -> None:
-    """Send a packed message whole."""
+def send_packed(connection: socket.socket, packed: Packed) -> int:
+    """Send a packed message whole; the bytes that it took."""
     parts = packed.parts
+    total = 0
     while parts:
         sent = connection.sendmsg(parts[:_MAX_PARTS])
+        total += sent
         while parts and sent >= len(parts[0]):
             sent -= len(parts.pop(0))
         if sent:
             parts[0] = parts[0][sent:]
+    return total
 
 
 def receive_frame(connection: socket.socket) -> tuple[bytes, list[Tensor]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Collection
 from typing import Any
@@ -15,6 +16,8 @@ from hybridpar.planner import check_memory, make_plan
 from hybridpar.rollcall import RollCall
 from hybridpar.sharding import Plan
 from hybridpar.transport import Peer
+
+_logger = logging.getLogger("hybridpar")
 
 
 class Master:
@@ -117,6 +120,7 @@ class Master:
             plan = make_plan(first.specs, len(servers))
             check_memory(plan, [server.call("room") for server in servers])
             self._models += 1
+            _logger.info("model %d is placed:\n%s", self._models, plan)
             replies = [
                 server.send("create", self._served(rank, plan, first))
                 for rank, server in enumerate(servers)

@@ -12,6 +12,7 @@ import hmac
 import socket
 import struct
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,8 +21,8 @@ from typing import Any, NamedTuple
 
 from hybridpar.errors import PeerLostError, RemoteError, SpecError, WaitTimeoutError, describe
 from hybridpar.frames import (
+    Meter,
     pack,
-    receive,
     receive_frame,
     receive_into,
     send,
@@ -175,6 +176,7 @@ class Peer:
     ) -> None:
         self.name = name
         self.about = ""  # what is asked of it, for whoever looks into a hang
+        self.meter = Meter()
         self._timeout_s = timeout_s
         self._pending: deque[Reply] = deque()
         welcome = b""
@@ -215,7 +217,7 @@ class Peer:
         for earlier in [reply for reply in self._pending if not reply.little]:
             self._receive_until(earlier)
         reply = Reply(self, method, little=answers_little)
-        self._guard(method, lambda: send(self._socket, (method, args)))
+        self.meter.sent += self._guard(method, lambda: send(self._socket, (method, args)))
         self._pending.append(reply)
         return reply
 
@@ -253,10 +255,17 @@ class Peer:
     def _receive_until(self, reply: Reply) -> None:
         while not reply.done:
             first = self._pending[0]
+            began = time.perf_counter()
             with waiting(first.describe):
-                first.value = self._guard(first.method, lambda: receive(self._socket))
+                first.value = self._guard(first.method, self._receive)
+            self.meter.waited_s += time.perf_counter() - began
             first.done = True
             self._pending.popleft()
+
+    def _receive(self) -> Any:
+        body, tensors = receive_frame(self._socket)
+        self.meter.received += len(body) + sum(tensor.nbytes for tensor in tensors)
+        return unpack(body, tensors)
 
     def _guard(self, method: str, action: Callable[[], Any]) -> Any:
         try:

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 
 from hybridpar import __version__
-from hybridpar.cli import checkpoint, completion, demo, doctor, plan, run
+from hybridpar.cli import checkpoint, completion, demo, doctor, plan, report, run
 from hybridpar.errors import HybridParError
 
-COMMANDS = (demo, run, plan, doctor, checkpoint, completion)  # each has add_to(commands)
+COMMANDS = (demo, run, plan, doctor, checkpoint, report, completion)  # each has add_to(commands)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

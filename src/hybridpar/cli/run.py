@@ -28,7 +28,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument("--servers", type=positive, metavar="N", help="number of servers")
     parser.add_argument(
         "--log-dir", type=Path, metavar="DIR",
-        help="write what each process prints to DIR/trainer0.log and so on, not to the terminal",
+        help="write what each process logs and prints to DIR/trainer0.log and so on, too",
     )  # fmt: skip
     parser.add_argument(
         "-m", "--module", action="store_true",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hybridpar.launch.logs import LogSettings
 from hybridpar.launch.roles import Role, Roles, process_name
 
 
@@ -26,6 +27,7 @@ class Assignment:
         share_memory: whether trainers read the memory of servers on their machine.
         environment: the launcher's environment variables.
         work: for a trainer, the pickled (train function, arguments).
+        logs: where its log goes, if it has one.
     """
 
     role: Role
@@ -42,6 +44,7 @@ class Assignment:
     share_memory: bool
     environment: dict[str, str]
     work: bytes
+    logs: LogSettings | None = None
 
     @property
     def name(self) -> str:

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from hybridpar.errors import HybridParError, WaitTimeoutError, WorkerError
+from hybridpar.errors import HybridParError, WaitTimeoutError, WorkerError, describe
 from hybridpar.launch import leaving
 from hybridpar.launch.assignment import Assignment
 from hybridpar.launch.heartbeat import Lookout, error_of
 from hybridpar.launch.interfaces import Interface
 from hybridpar.launch.joining import ElasticSettings, Joined, join
+from hybridpar.launch.logs import logged
 from hybridpar.launch.playing import Where, play
 from hybridpar.launch.pulse import Pulse
 from hybridpar.launch.reports import report_of
@@ -48,15 +49,20 @@ def run(
         PeerLostError: if torchrun's store cannot be reached.
     """
     joined = join(settings, here, train)
-    _logger.info(
-        "%s is process %d on host %s, at %s (%s)",
-        joined.me.name,
-        os.getpid(),
-        here.host,
-        *joined.interface,
-    )
-    with _settled(joined.interface, settings.num_threads):
-        return _Part(joined, settings, work).run()
+    name = joined.me.name
+    with (
+        logged(settings.logs, name, joined.attempt),
+        _settled(joined.interface, settings.num_threads),
+    ):
+        _logger.info(
+            "%s is process %d on host %s, at %s (%s)",
+            name, os.getpid(), here.host, *joined.interface,
+        )  # fmt: skip
+        try:
+            return _Part(joined, settings, work).run()
+        except BaseException as error:
+            _logger.error("%s ends: %s", name, describe(error))
+            raise
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from hybridpar.errors import PeerLostError, SpecError
 from hybridpar.launch.checkin import Decision, Presence, check_in
 from hybridpar.launch.heartbeat import Beating
 from hybridpar.launch.interfaces import Interface, choose_interface
+from hybridpar.launch.logs import LogSettings
 from hybridpar.launch.roles import Roles
 from hybridpar.launch.seats import Seat, check_count, check_pin, take_seats
 from hybridpar.launch.surroundings import Surroundings
@@ -38,6 +39,7 @@ class ElasticSettings:
     share_memory: bool
     interface: str | None
     beating: Beating
+    logs: LogSettings | None = None
 
     @property
     def start_s(self) -> float:

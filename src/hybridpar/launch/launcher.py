@@ -23,6 +23,7 @@ from hybridpar.launch.assignment import Assignment
 from hybridpar.launch.doctor import Desk
 from hybridpar.launch.heartbeat import Beating
 from hybridpar.launch.joining import ElasticSettings
+from hybridpar.launch.logs import LogSettings
 from hybridpar.launch.members import Member, end_all, start
 from hybridpar.launch.roles import Roles, process_name
 from hybridpar.launch.surroundings import Surroundings
@@ -45,6 +46,7 @@ def launch(
     args: Sequence[object] = (),
     device: Device | None = None,
     max_restarts: int = 0,
+    log_dir: str | os.PathLike[str] | None = None,
 ) -> list[Result]:
     """Run ``train`` in every trainer of a job, and return what it returned.
 
@@ -66,6 +68,8 @@ def launch(
         max_restarts: how often to start the whole job anew after a failure. ``train`` is called
             again from its beginning, with ``ctx.attempt`` one higher, so it should go on from
             what it has saved.
+        log_dir: a folder in which each process writes what it logs and prints to a file of its own,
+            such as ``trainer0.log``; None writes none.
 
     Returns:
         Each trainer's result, in rank order.
@@ -83,7 +87,8 @@ def launch(
         >>> launch(train, roles=Roles(trainers=2, servers=1))  # doctest: +SKIP
         [0, 1]
     """
-    return RoleLauncher(roles, device=device, max_restarts=max_restarts).run(train, args)
+    launcher = RoleLauncher(roles, device=device, max_restarts=max_restarts, log_dir=log_dir)
+    return launcher.run(train, args)
 
 
 class RoleLauncher:
@@ -103,6 +108,8 @@ class RoleLauncher:
         interface: under torchrun, the name of the network interface to use, such as ``"eth0"``;
             None takes ``HYBRIDPAR_INTERFACE``, else that of the route to the master.
         max_restarts: as in :func:`launch`.
+        log_dir: as in :func:`launch`. The files have hybridpar's records from the level on that the
+            logger ``hybridpar`` has here; INFO if it has none.
         heartbeat_s: how often the launcher looks whether a process is stopped, in seconds. Under
             torchrun, how often each process gives the master a sign of life.
         heartbeat_limit_s: how long a process may be stopped before the job fails because of it. One
@@ -129,6 +136,7 @@ class RoleLauncher:
         interface: str | None = None,
         heartbeat_s: float = 1.0,
         heartbeat_limit_s: float = 5.0,
+        log_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self.roles = Roles.asked_for(roles)
         choices = {"device": (device, get_args(Device)),
@@ -155,6 +163,7 @@ class RoleLauncher:
         if not isinstance(max_restarts, int) or max_restarts < 0:
             raise SpecError(f"max_restarts is {max_restarts!r}. Give a whole number of at least 0.")
         self._asked = device, num_threads, interface
+        self._logs = LogSettings.checked(log_dir)
 
     def run(self, train: Callable[..., Result], args: Sequence[object] = ()) -> list[Result]:
         """Run one job; see :func:`launch`."""
@@ -189,6 +198,7 @@ class RoleLauncher:
             share_memory=self.share_memory,
             interface=interface,
             beating=Beating.checked(self.heartbeat_s, self.heartbeat_limit_s),
+            logs=self._logs,
         )
 
     def _run_once(self, work: bytes, attempt: int) -> list[Any]:
@@ -234,6 +244,7 @@ class RoleLauncher:
                 share_memory=self.share_memory,
                 environment=dict(os.environ),
                 work=work if role == "trainer" else b"",
+                logs=self._logs,
             )
             for role, rank in self.roles.members()
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import signal
@@ -15,12 +16,13 @@ import torch
 
 from hybridpar.launch.assignment import Assignment, Report, Status
 from hybridpar.launch.doctor import own_status
-from hybridpar.launch.logs import redirect
+from hybridpar.launch.logs import logged
 from hybridpar.launch.playing import Where, play
 from hybridpar.launch.rendezvous import open_store
 from hybridpar.launch.reports import report_of
 from hybridpar.waits import waits
 
+_logger = logging.getLogger("hybridpar")
 ASK_STATUS = b"status"  # what the launcher sends for a `Status`
 
 
@@ -34,16 +36,25 @@ def main(assignment: Assignment, launcher: Connection, store_socket: socket.sock
     where = Where()
     line = _Line(launcher)
     threading.Thread(target=_heed, args=(line, assignment.name, where), daemon=True).start()
-    try:
-        result = play(assignment, open_store(assignment, store_socket), where)
-        report = Report(host=socket.gethostname(), step=where.step, result=result)
-    except BaseException as error:  # noqa: BLE001 - SystemExit in a train function is a failure too
-        report = report_of(assignment.name, error, where.step)
+    with logged(assignment.logs, assignment.name, assignment.attempt):
+        report = _play(assignment, store_socket, where)
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):  # a closed stream must not cost the report
             stream.flush()
     line.send(report)
     os._exit(1 if report.cause else 0)
+
+
+def _play(assignment: Assignment, store_socket: socket.socket | None, where: Where) -> Report:
+    """Play the role, and report how it went."""
+    try:
+        result = play(assignment, open_store(assignment, store_socket), where)
+    except BaseException as error:  # noqa: BLE001 - SystemExit in a train function is a failure too
+        report = report_of(assignment.name, error, where.step)
+        _logger.error("%s %s\n%s", assignment.name, report.cause, report.remote_traceback)
+        return report
+    _logger.info("%s is done", assignment.name)
+    return Report(host=socket.gethostname(), step=where.step, result=result)
 
 
 def _settle_in(assignment: Assignment) -> None:
@@ -52,7 +63,6 @@ def _settle_in(assignment: Assignment) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hears Ctrl-C and ends the job
     os.environ.clear()
     os.environ.update(assignment.environment)
-    redirect(assignment.name)
     if assignment.host == "127.0.0.1":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     torch.set_num_threads(assignment.num_threads)

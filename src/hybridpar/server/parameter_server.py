@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +30,8 @@ from hybridpar.server.memory import room
 from hybridpar.server.model_shard import ModelShard, Written
 from hybridpar.server.timings import Timings
 from hybridpar.shared_memory import Handle, OutboxName, attach, forget
+
+_logger = logging.getLogger("hybridpar")
 
 
 class ParameterServer:
@@ -83,6 +86,11 @@ class ParameterServer:
         """Hold a model's part; returns the learning rates of its hosted modules."""
         service = _Service(served, self._name, self._timeout_s)
         self._services[served.model_id] = service
+        _logger.info(
+            "%s holds model %d: %d rows in %d slabs, and %d modules",
+            self._name, served.model_id, sum(layout.num_rows for layout in served.layouts),
+            len(served.layouts), len(served.modules),
+        )  # fmt: skip
         return service.module_lrs
 
 

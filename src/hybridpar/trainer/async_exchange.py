@@ -33,7 +33,6 @@ class AsyncExchange(Exchange):
         self._fetched: dict[int, Reply] | None = None
         self._roll: Reply | None = None
         self._pushes: deque[Reply] = deque()
-        self._active = self._everyone
         self._done = 0  # this trainer's updates since all trainers' counts began
 
     def open(self, batch: RoutedBatch | None) -> Round:  # noqa: D102

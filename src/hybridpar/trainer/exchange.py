@@ -24,6 +24,7 @@ from hybridpar.rollcall import Ranks
 from hybridpar.trainer.looked_up import LookedUp
 from hybridpar.trainer.routing import RoutedBatch
 from hybridpar.trainer.tables import RemoteTables
+from hybridpar.trainer.traffic import Traffic
 from hybridpar.transport import Reply
 
 
@@ -56,6 +57,8 @@ class Exchange(ABC):
     def __init__(self, tables: RemoteTables) -> None:
         self._tables = tables
         self._everyone: Ranks = tuple(range(tables.ctx.num_trainers))
+        self._active = self._everyone
+        self.traffic: Traffic | None = None  # counts what is exchanged, if anybody wants to know
         self._epoch = 0
         self._step = 0
         self._clips = {  # tables whose gradient is clipped by norm, and to which
@@ -101,6 +104,11 @@ class Exchange(ABC):
         """Wait until every update of this trainer is applied."""
 
     @property
+    def active(self) -> Ranks:
+        """The ranks that take part in the step under way."""
+        return self._active
+
+    @property
     def clips_norms(self) -> bool:
         """Whether a push waits for all servers first, because a table's norm spans them."""
         return bool(self._clips)
@@ -134,6 +142,8 @@ class Exchange(ABC):
             )
             for rank in servers
         }
+        if self.traffic is not None:
+            self.traffic.pushed(updates)
         return self._scaled(updates, ranks)
 
     def _scaled(self, updates: dict[int, Update], ranks: Ranks) -> dict[int, Update]:
@@ -180,6 +190,8 @@ class Exchange(ABC):
         for table in batch.tables:
             behind = max(pooled[server].behind for server in self._tables.servers_of(table))
             self.staleness.setdefault(table, Counter())[behind] += 1
+        if self.traffic is not None:
+            self.traffic.looked_up(batch, pooled)
 
     def _count_step(self) -> None:
         self._tables.ctx.step = (self._tables.ctx.step or 0) + 1
@@ -196,7 +208,6 @@ class SyncExchange(Exchange):
         super().__init__(tables)
         self._following: RoutedBatch | None = None
         self._replies: dict[int, Reply] = {}
-        self._active = self._everyone
         self._even = True
 
     def open(self, batch: RoutedBatch | None) -> Round:  # noqa: D102

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from hybridpar.callbacks.callback import Callback
+from hybridpar.callbacks.chosen import chosen
 from hybridpar.errors import SpecError
 from hybridpar.metrics import Metric
 from hybridpar.trainer.batches import Batches
@@ -40,8 +44,10 @@ from hybridpar.trainer.settings import (
     check_loop,
 )
 from hybridpar.trainer.validation import EvalBatches, EvalSettings
+from hybridpar.trainer.watching import Watching
 
 Batch = TypeVar("Batch")
+_logger = logging.getLogger("hybridpar")
 
 
 class TrainerLoop(Evaluating[Batch], Generic[Batch]):
@@ -83,6 +89,12 @@ class TrainerLoop(Evaluating[Batch], Generic[Batch]):
             InputError. ``"skip"``: all trainers leave the step out, in both halves;
             ``FitResult.skipped`` counts it. ``"ignore"``: nothing is looked at, as in plain torch.
             With an enabled ``grad_scaler`` the scaler decides, whatever this says: it skips.
+        callbacks: told what happens, step by step; see :mod:`hybridpar.callbacks`.
+        progress: whether trainer 0 shows how far it is: a bar on a terminal (extra ``progress``),
+            plain lines elsewhere. None shows it on a terminal alone.
+        report: where trainer 0 writes an HTML page on each fit; see :class:`callbacks.Report`.
+        samples: called with a batch; returns how many samples it has, for callbacks to count. None
+            takes the first dimension of the first tensor in the output, or else in the batch.
 
     Raises:
         SpecError: if an optimizer is of the wrong kind, a setting is wrong, the trainers' specs
@@ -121,6 +133,10 @@ class TrainerLoop(Evaluating[Batch], Generic[Batch]):
         checkpoint: Checkpoint | None = None,
         schedulers: MakeSchedulers = no_schedulers,
         non_finite: NonFinite = "raise",
+        callbacks: Sequence[Callback] = (),
+        progress: bool | None = None,
+        report: str | os.PathLike[str] | None = None,
+        samples: Callable[[Batch], int] | None = None,
     ) -> None:
         check_loop(
             loss=loss,
@@ -147,10 +163,19 @@ class TrainerLoop(Evaluating[Batch], Generic[Batch]):
             wire_dtype=wire_dtype,
         )
         self._ctx = ctx
+        settings = {
+            "dense optimizer": self.dense_optimizer, "sparse optimizer": sparse_optimizer,
+            "consistency": consistency, "staleness": staleness, "scale_gradients": scale_gradients,
+            "wire_dtype": wire_dtype, "accumulate": accumulate, "autocast": autocast, "ddp": ddp,
+            "clip_grad_norm": clip_grad_norm, "clip_grad_value": clip_grad_value,
+            "non_finite": non_finite,
+        }  # fmt: skip
+        told = chosen(callbacks, progress, report)
+        self._watching = Watching(told, model, self.dense_optimizer, samples, accumulate, settings)
         self._steps = built_steps(
             model,
             ctx,
-            loss=loss,
+            loss=self._watching.counting(loss),
             dense_optimizer=self.dense_optimizer,
             sparse_optimizer=self.sparse_optimizer,
             schedulers=schedulers,
@@ -166,8 +191,8 @@ class TrainerLoop(Evaluating[Batch], Generic[Batch]):
         self._checkpoint = checkpoint
         self._evaluator = Evaluator(self._steps)
         self._holders = self._steps.holders
-        self._saver = Saver(model._connected, self._holders)
-        self._passes = Passes(self._steps, self._saver, self._holders, checkpoint)
+        self._saver = Saver(model._connected, self._holders, self._watching.saved)
+        self._passes = Passes(self._steps, self._saver, self._holders, checkpoint, self._watching)
 
     def fit(
         self,
@@ -236,15 +261,20 @@ class TrainerLoop(Evaluating[Batch], Generic[Batch]):
         source = Batches(batches, epochs)
         self.model.train()
         profiler = Profiler(self.model._connected) if profile else None
-        for _ in range(max(0, epochs - self._passes.done) if resume else epochs):
-            if validation.is_over:
-                break
-            progress.begin_epoch()
-            self._passes.run(source, progress, profiler, validation)
-        self._saver.finish()
+        todo = max(0, epochs - self._passes.done) if resume else epochs
+        with self._watching.fitting(batches, self._passes.done, todo):
+            for _ in range(todo):
+                if validation.is_over:
+                    break
+                progress.begin_epoch()
+                self._passes.run(source, progress, profiler, validation)
+            self._saver.finish()
         report = profiler.report(progress.steps) if profiler else None
+        staleness = self.model._connected_exchange.staleness
+        seconds = time.perf_counter() - started
+        result = validation.finished(progress.result(seconds, staleness, report))
+        self._watching.ended(result)
         if report is not None and self._ctx.rank == 0:
             print(report)  # noqa: T201 - what was asked for
-        staleness = self.model._connected_exchange.staleness
-        result = progress.result(time.perf_counter() - started, staleness, report)
-        return validation.finished(result)
+        _logger.info("%s: %d steps in %.1f s", self._ctx.name, result.steps, result.seconds)
+        return result

@@ -17,6 +17,7 @@ from hybridpar.trainer.random_states import rewind
 from hybridpar.trainer.saver import Saver
 from hybridpar.trainer.steps import Steps
 from hybridpar.trainer.validation import Validation
+from hybridpar.trainer.watching import Watching
 
 Batch = TypeVar("Batch")
 
@@ -36,6 +37,7 @@ class Passes(Generic[Batch]):
         saver: writes and reads checkpoints.
         holders: by name, what has a ``state_dict``, for trainers that stop early in a pass.
         settings: where and when to save, if at all.
+        watching: is told of every step.
     """
 
     def __init__(
@@ -44,12 +46,14 @@ class Passes(Generic[Batch]):
         saver: Saver,
         holders: Mapping[str, Any],
         settings: Checkpoint | None,
+        watching: Watching,
     ) -> None:
         self.done = 0  # passes in the life of the loop
         self._steps = steps
         self._saver = saver
         self._holders = holders
         self._settings = settings
+        self._watching = watching
         self._resumed: Resumed | None = None
 
     def resume(self, settings: Checkpoint) -> None:
@@ -82,14 +86,16 @@ class Passes(Generic[Batch]):
         def begun() -> None:
             if resumed is not None and resumed.random is not None:
                 rewind(resumed.random)
+            self._watching.begin_epoch(self.done, skipped)
 
         def after_step(used: int, data: object, all_go_on: bool) -> bool:
             nonlocal cut
             step = ctx.step or 0
+            self._watching.stepped(progress)
             if all_go_on:
                 position = Position(step, self.done, skipped + used, data)
                 if evaluations.is_due(step):
-                    validation.evaluate(position)
+                    self._watching.evaluated(*validation.evaluate(position))
                 cut = validation.is_over
                 self._save(position, due=saves.is_due(step) or (cut and saves.is_never))
             self._saver.poll()
@@ -106,7 +112,7 @@ class Passes(Generic[Batch]):
         self.done += 1
         position = Position(ctx.step or 0, self.done, 0)
         if evaluations.is_due(position.step) or validation.ends_epochs:
-            validation.evaluate(position)
+            self._watching.evaluated(*validation.evaluate(position))
         self._save(position, due=saves.is_due(position.step) or saves.is_never)
 
     def _save(self, position: Position, *, due: bool) -> None:

@@ -68,6 +68,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.skipped = 0
+        self.latest: Tensor | None = None  # the last step's loss, skipped or not
         self._steps = 0
         self._first: Tensor | None = None
         self._last: Tensor | None = None
@@ -82,6 +83,7 @@ class Progress:
     def add(self, loss: Tensor, *, skipped: bool = False) -> None:
         """Count one step, and its loss, a scalar tensor, unless the step was skipped."""
         self._steps += 1
+        self.latest = loss
         self.skipped += skipped
         if skipped:
             return

@@ -28,12 +28,21 @@ class Saver:
     Args:
         tables: the model's tables.
         holders: by name, what has a ``state_dict``: the dense half, optimizers, schedulers.
+        on_current: called on trainer 0 when a checkpoint has become current, with its folder, its
+            step, the bytes of its own files, and the seconds since it was begun.
     """
 
-    def __init__(self, tables: RemoteTables, holders: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        tables: RemoteTables,
+        holders: Mapping[str, Any],
+        on_current: Callable[[Path, int, int, float], None] = lambda *_: None,
+    ) -> None:
         self._tables = tables
         self._ctx = tables.ctx
         self._holders = holders
+        self._on_current = on_current
+        self._began = 0.0
         self._pending: tuple[Path, Position, int, str] | None = None
         self._newest = Path()  # the checkpoint that this saver made current last
         self._since_full = 0  # checkpoints since one that holds all rows
@@ -46,6 +55,7 @@ class Saver:
             CheckpointError: if a trainer or a server cannot write. What was there stays.
         """
         self.finish()
+        self._began = time.monotonic()
         directory = Path(settings.directory).absolute()
         folder = folders.unfinished(directory, position.step)
         self._agree(lambda: folders.begin(directory, position.step) if self._leads else None)
@@ -81,7 +91,7 @@ class Saver:
             for server in self._tables.servers.values()
         ]
         written = [reply.wait(patiently=True) for reply in replies]
-        Manifest(
+        manifest = Manifest(
             step=position.step,
             epoch=position.epoch,
             batches=position.batches,
@@ -95,8 +105,11 @@ class Saver:
                    if path.name == "model.pt" or path.name.startswith("trainer")],
             base=base,
             versions={"hybridpar": _version(), "torch": torch.__version__},
-        ).write(folder)  # fmt: skip
-        folders.publish(folder, position.step, keep)
+        )  # fmt: skip
+        manifest.write(folder)
+        current = folders.publish(folder, position.step, keep)
+        num_bytes = sum(entry.num_bytes for entry in manifest.all_files())
+        self._on_current(current, position.step, num_bytes, time.monotonic() - self._began)
 
     def load(
         self, folder: Path, tables: Mapping[str, str] | None, *, dense: bool, state: bool

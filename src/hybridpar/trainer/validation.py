@@ -111,16 +111,18 @@ class Validation(Generic[Batch]):
         """Whether to evaluate at the end of every epoch."""
         return self._settings.batches is not None and self._settings.every is None
 
-    def evaluate(self, position: Position) -> None:
+    def evaluate(self, position: Position) -> Evaluation:
         """Evaluate now. Every trainer is at the same step, and no step is under way."""
         source: Any = self._settings.batches
         batches = source() if callable(source) and not isinstance(source, Iterable) else source
         results = self._evaluator.evaluate(
             batches, self._settings.metrics or {}, self._settings.inputs
         )
-        self._evaluations.append(Evaluation(position.step, position.epoch, results))
+        evaluation = Evaluation(position.step, position.epoch, results)
+        self._evaluations.append(evaluation)
         if self.patience is not None and self.patience.see(position.step, results) and self._best:
             self._best.save(position)
+        return evaluation
 
     def finished(self, result: FitResult) -> FitResult:
         """The result of the fit, with what was evaluated; the model is the best one, if asked."""
