@@ -100,7 +100,7 @@ def everything(ctx: hp.TrainerContext, folder: str, options: dict[str, object]) 
         **options,
     )  # fmt: skip
     first = loop.fit(batches(ctx.rank), profile=profile)
-    loop._watching.evaluated(ctx.step, 1, {"auc": 0.75})
+    loop._watching.evaluated(hp.Evaluation(step=ctx.step, epoch=1, results={"auc": 0.75}))
     second = loop.fit(batches(ctx.rank))
     return told, scrapes.text, scrapes.kind, getattr(scrapes, "closed", False), first, second
 

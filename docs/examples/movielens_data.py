@@ -53,7 +53,8 @@ class MovieLens:
         table = torch.tensor([[int(x) for x in row[:3]] for row in ratings])
         table = table[torch.randperm(len(table), generator=seeded(SEED))]
         num_test = int(TEST_SHARE * len(table))
-        self.test = self._batch(table[:num_test])
+        self._test = table[:num_test]
+        self.test = self._batch(self._test)
         self._train = table[num_test:]
 
     def batches(
@@ -73,6 +74,10 @@ class MovieLens:
         for whole in order.split(size):
             if len(whole) == size:
                 yield self._batch(self._train[whole.chunk(num_trainers)[rank]])
+
+    def test_share(self, rank: int, num_trainers: int) -> Batch:
+        """One trainer's share of the test samples."""
+        return self._batch(self._test[rank::num_trainers])
 
     def _batch(self, ratings: Tensor) -> Batch:
         users, movies, stars = ratings.unbind(1)

@@ -8,6 +8,7 @@ with warnings.catch_warnings():  # torch without NumPy says so at its import, an
     import torch as _torch  # noqa: F401
 
 from hybridpar import callbacks, metrics, optim
+from hybridpar.callbacks.records import Evaluation
 from hybridpar.errors import (
     CallbackError,
     CheckpointError,
@@ -31,7 +32,7 @@ from hybridpar.trainer.early_stopping import EarlyStopping
 from hybridpar.trainer.exported import ExportedModel
 from hybridpar.trainer.loop import TrainerLoop
 from hybridpar.trainer.model import HybridModel
-from hybridpar.trainer.progress import Evaluation, FitResult
+from hybridpar.trainer.progress import FitResult
 from hybridpar.trainer.sparse_optimizer import SparseOptimizer
 
 __version__ = "0.1.0"

@@ -139,19 +139,19 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The results of one evaluation.
+    """One evaluation during :meth:`TrainerLoop.fit`; alike on all trainers.
 
     Attributes:
         step: optimizer steps done.
-        epoch: the pass over the data it came in, counted from 0.
-        results: each metric's value.
+        epoch: passes over the data done, in the life of the loop.
+        results: the loss and the metrics, by name.
         time: when it was done, in seconds since 1970.
     """
 
     step: int
     epoch: int
     results: Mapping[str, float]
-    time: float = 0.0
+    time: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,7 @@ class Passes(Generic[Batch]):
             if all_go_on:
                 position = Position(step, self.done, skipped + used, data)
                 if evaluations.is_due(step):
-                    self._watching.evaluated(*validation.evaluate(position))
+                    self._watching.evaluated(validation.evaluate(position))
                 cut = validation.is_over
                 self._save(position, due=saves.is_due(step) or (cut and saves.is_never))
             self._saver.poll()
@@ -112,7 +112,7 @@ class Passes(Generic[Batch]):
         self.done += 1
         position = Position(ctx.step or 0, self.done, 0)
         if evaluations.is_due(position.step) or validation.ends_epochs:
-            self._watching.evaluated(*validation.evaluate(position))
+            self._watching.evaluated(validation.evaluate(position))
         self._save(position, due=saves.is_due(position.step) or saves.is_never)
 
     def _save(self, position: Position, *, due: bool) -> None:

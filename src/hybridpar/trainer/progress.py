@@ -1,28 +1,14 @@
-"""`FitResult`, `Evaluation`, and the counting that leads to them."""
+"""`FitResult`, and the counting that leads to it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from torch import Tensor
 
+from hybridpar.callbacks.records import Evaluation
 from hybridpar.trainer.profile import StepProfile
-
-
-class Evaluation(NamedTuple):
-    """One evaluation during :meth:`TrainerLoop.fit`; alike on all trainers.
-
-    Attributes:
-        step: optimizer steps done.
-        epoch: passes over the data done, in the life of the loop.
-        results: the loss and the metrics, by name.
-    """
-
-    step: int
-    epoch: int
-    results: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from hybridpar.callbacks.records import Evaluation
 from hybridpar.errors import SpecError
 from hybridpar.metrics import Metric
 from hybridpar.trainer.agreement import check_alike
@@ -14,7 +16,7 @@ from hybridpar.trainer.checkpoint import Position
 from hybridpar.trainer.early_stopping import EarlyStopping, Patience
 from hybridpar.trainer.evaluation import Evaluator, Inputs, check_metrics
 from hybridpar.trainer.pace import Pace
-from hybridpar.trainer.progress import Evaluation, FitResult
+from hybridpar.trainer.progress import FitResult
 from hybridpar.trainer.tables import RemoteTables
 
 Batch = TypeVar("Batch")
@@ -118,7 +120,9 @@ class Validation(Generic[Batch]):
         results = self._evaluator.evaluate(
             batches, self._settings.metrics or {}, self._settings.inputs
         )
-        evaluation = Evaluation(position.step, position.epoch, results)
+        evaluation = Evaluation(
+            step=position.step, epoch=position.epoch, results=results, time=time.time()
+        )
         self._evaluations.append(evaluation)
         if self.patience is not None and self.patience.see(position.step, results) and self._best:
             self._best.save(position)

@@ -145,11 +145,10 @@ class Watching:
         self._active = len(self._exchange.active)
         self._tell("on_step", step)
 
-    def evaluated(self, step: int, epoch: int, results: Mapping[str, float]) -> None:
+    def evaluated(self, evaluation: Evaluation) -> None:
         """An evaluation is done; its time is no part of the next step's."""
         if self.is_on:
-            self._tell("on_evaluation", Evaluation(step=step, epoch=epoch, results=dict(results),
-                                                   time=time.time()))  # fmt: skip
+            self._tell("on_evaluation", evaluation)
             self._last = time.perf_counter()
             if self._exchange.traffic is not None:
                 self._waited = self._exchange.traffic.waited_s()
