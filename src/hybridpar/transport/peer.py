@@ -1,158 +1,18 @@
-"""Calls between processes: the one module that knows how a message crosses.
-
-A call is a method's name and arguments, answered by a value or an error; `frames` puts both on a
-socket. A `Listener` answers each peer on a thread of its own; a `Peer` is the calling side of one
-connection. Nothing of a caller is unpickled before it has shown the job's token. (On why these are
-sockets, not torch RPC: docs/architecture.md.)
-"""
+"""`Peer`: the calling side of one connection, and `Reply`, an answer to be."""
 
 from __future__ import annotations
 
-import hmac
 import socket
-import struct
-import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
-from hybridpar.errors import PeerLostError, RemoteError, SpecError, WaitTimeoutError, describe
-from hybridpar.frames import (
-    Meter,
-    pack,
-    receive_frame,
-    receive_into,
-    send,
-    send_packed,
-    unpack,
-)
+from hybridpar.errors import PeerLostError, WaitTimeoutError
+from hybridpar.frames import Meter, receive_frame, send, unpack
+from hybridpar.transport.protocol import HELLO, VERSION, WELCOME, Failure, Goodbye, no_delay
 from hybridpar.waits import waiting
-
-Handler = Callable[[str, str, tuple[Any, ...]], object]
-"""Called with (peer, method, arguments); what it returns is the answer."""
-
-_KNOWN = (PeerLostError, SpecError, WaitTimeoutError)  # their messages say it all
-_HELLO = struct.Struct("!B32s64s")  # protocol version, job token, the caller's name
-_VERSION = 1
-_WELCOME = b"\x01"
-
-
-class _Goodbye(NamedTuple):
-    """The last call of a peer that leaves on purpose."""
-
-
-class _Failure(NamedTuple):
-    """An error as an answer: text only, so that it crosses whatever the exception was."""
-
-    kind: str
-    origin: str
-    cause: str
-    remote_traceback: str
-
-    def raise_here(self) -> None:
-        for known in _KNOWN:
-            if self.kind == known.__name__:
-                raise known(self.cause)
-        raise RemoteError(self.origin, self.cause, self.remote_traceback)
-
-
-class Listener:
-    """The answering side: accepts peers and answers their calls, a thread each.
-
-    Args:
-        name: this process's name, such as ``"ps0"``.
-        host: address to bind; the port is free choice of the system's.
-        token: the job's secret, 32 bytes; a connection without it is closed.
-        handler: answers a call. It may block; only its own peer waits.
-        on_lost: called with the name of a peer whose connection ended without a goodbye.
-        on_leave: called with the name of a peer that said goodbye.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        host: str,
-        token: bytes,
-        handler: Handler,
-        *,
-        on_lost: Callable[[str], None] | None = None,
-        on_leave: Callable[[str], None] | None = None,
-    ) -> None:
-        self._name = name
-        self._token = token
-        self._handler = handler
-        self._on_lost = on_lost
-        self._on_leave = on_leave
-        self._socket = socket.create_server((host, 0), backlog=128)
-        self.address: tuple[str, int] = self._socket.getsockname()[:2]
-        threading.Thread(target=self._accept, name=f"{name} listener", daemon=True).start()
-
-    def close(self) -> None:
-        """Take no new peers. Those that are connected are still answered."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:  # closed
-                return
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        with connection:
-            peer = self._greet(connection)
-            if peer is None:
-                return
-            try:
-                while self._answer_one(connection, peer):
-                    pass
-            except (OSError, EOFError):
-                if self._on_lost is not None:
-                    self._on_lost(peer)
-
-    def _greet(self, connection: socket.socket) -> str | None:
-        """The caller's name, or None if it is a stranger."""
-        connection.settimeout(10.0)
-        _no_delay(connection)
-        try:
-            hello = bytearray(_HELLO.size)
-            receive_into(connection, memoryview(hello))
-            version, token, name = _HELLO.unpack(hello)
-            if version != _VERSION or not hmac.compare_digest(token, self._token):
-                return None
-            connection.sendall(_WELCOME)
-        except (OSError, EOFError):
-            return None
-        connection.settimeout(None)  # a peer may be silent between calls; its death is an EOF
-        return str(name.rstrip(b"\0").decode())
-
-    def _answer_one(self, connection: socket.socket, peer: str) -> bool:
-        frame = receive_frame(connection)
-        try:
-            call = unpack(*frame)
-            if isinstance(call, _Goodbye):
-                if self._on_leave is not None:
-                    self._on_leave(peer)
-                return False
-            method, args = call
-            answer = pack(self._handler(peer, method, args))
-        except BaseException as error:  # noqa: BLE001 - sys.exit too is the caller's to see
-            answer = pack(self._failure(error))
-        send_packed(connection, answer)
-        return True
-
-    def _failure(self, error: BaseException) -> _Failure:
-        kind = type(error).__name__
-        if isinstance(error, RemoteError):  # keep the first origin of a failure passed on
-            return _Failure(kind, error.origin, error.cause, error.remote_traceback)
-        cause = str(error) if isinstance(error, _KNOWN) else describe(error)
-        return _Failure(kind, self._name, cause, traceback.format_exc())
 
 
 class Peer:
@@ -182,14 +42,14 @@ class Peer:
         welcome = b""
         try:
             self._socket = socket.create_connection(address, timeout=timeout_s)
-            _no_delay(self._socket)
-            self._socket.sendall(_HELLO.pack(_VERSION, token, me.encode()))
+            no_delay(self._socket)
+            self._socket.sendall(HELLO.pack(VERSION, token, me.encode()))
             welcome = self._socket.recv(1)
         except ConnectionResetError:  # how a refusal shows if not all was read over there
             pass
         except OSError as error:
             raise PeerLostError(f"{me} cannot reach {name} at {address}: {error}") from error
-        if welcome != _WELCOME:
+        if welcome != WELCOME:
             self._socket.close()
             raise PeerLostError(
                 f"{name} at {address} refused {me}: it is not a process of this job, or it runs "
@@ -235,7 +95,7 @@ class Peer:
     def close(self) -> None:
         """Say goodbye and close. Harmless if the other side is gone."""
         with suppress(OSError):
-            send(self._socket, _Goodbye())
+            send(self._socket, Goodbye())
         self._socket.close()
 
     def interrupt(self) -> None:
@@ -313,10 +173,6 @@ class Reply:
             with self._peer.patient():
                 self._peer._receive_until(self)
         self._peer._receive_until(self)
-        if isinstance(self.value, _Failure):
+        if isinstance(self.value, Failure):
             self.value.raise_here()
         return self.value
-
-
-def _no_delay(connection: socket.socket) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
