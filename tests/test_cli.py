@@ -16,6 +16,7 @@ import pytest
 import hybridpar as hp
 from hybridpar import cli
 from test_faults import wait_for
+from warm_scripts import run_command
 
 COMMAND = [sys.executable, "-c", "from hybridpar.cli import main; raise SystemExit(main())"]
 
@@ -25,7 +26,7 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_demo_says_who_is_who_and_trains() -> None:
-    done = run("demo", "--epochs", "3", "--trainers", "3", "--servers", "2")
+    done = run_command("demo", "--epochs", "3", "--trainers", "3", "--servers", "2")
     assert (done.returncode, done.stderr) == (0, "")
     for name in ("master", "ps0", "ps1", "trainer0", "trainer1", "trainer2"):
         assert re.search(rf"^{name} is process \d+", done.stdout, re.MULTILINE)
@@ -38,7 +39,7 @@ def test_demo_says_who_is_who_and_trains() -> None:
 def test_demo_learns_what_it_can_and_repeats_itself() -> None:
     """Labels are random, so only the seen batches' frequencies can be learnt; seeds repeat."""
     losses = [
-        re.search(r"loss: .*", run("demo", "--epochs", "2", "--seed", "7").stdout)[0]
+        re.search(r"loss: .*", run_command("demo", "--epochs", "2", "--seed", "7").stdout)[0]
         for _ in range(2)
     ]
     assert losses[0] == losses[1]

@@ -33,7 +33,7 @@ def test_programs_in_the_docs_run(blocks: list[str], tmp_path: Path) -> None:
     for block in blocks:
         script = tmp_path / block.split()[1]
         script.write_text(block)
-    done = run_script(script, cwd=tmp_path, output=tmp_path)
+    done = run_script(script, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     shows = "__main__" in blocks[-1]
     assert bool(done.stdout.strip()) == shows, "a program in the docs shows what it did"

@@ -20,6 +20,7 @@ import hybridpar as hp
 from hybridpar import waits
 from hybridpar.launch import doctor
 from test_faults import wait_for
+from warm_scripts import run_command
 
 ROLES = hp.Roles(trainers=2, servers=2)
 
@@ -100,10 +101,7 @@ def test_the_doctor_command_tells_who_waits_for_whom(tmp_path: Path) -> None:
             return "to come to step 4" in doctor.ask(script.pid)
 
         wait_for(settled, "the others to wait")
-        command = [sys.executable, "-c", "from hybridpar.cli import main; raise SystemExit(main())"]
-        done = subprocess.run(
-            [*command, "doctor", str(script.pid)], capture_output=True, text=True, timeout=60
-        )
+        done = run_command("doctor", script.pid)
         check_stacks(done.stdout)
         assert re.search(
             r"ps\d \(process \d+\): waits for trainer1 to come to step 4 of epoch 1 since",
@@ -115,11 +113,9 @@ def test_the_doctor_command_tells_who_waits_for_whom(tmp_path: Path) -> None:
         assert script.stderr is not None
         while "in asleep_in_the_loss" not in text:
             text += script.stderr.readline()
-        alone = subprocess.run(
-            [*command, "doctor", "--jobs"], capture_output=True, text=True, timeout=60
-        )
+        alone = run_command("doctor", "--jobs")
         assert str(script.pid) in alone.stdout
-    done = subprocess.run([*command, "doctor", "1"], capture_output=True, text=True, timeout=60)
+    done = run_command("doctor", 1)
     assert done.returncode == 1
     assert re.search(r"No job 1 answers .* Running jobs: none", done.stderr)
 

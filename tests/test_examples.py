@@ -3,12 +3,13 @@
 import importlib
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from warm_scripts import run_script
 
 EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 BESIDE_CHECKOUT = Path(__file__).parents[2] / "shared" / "data" / "ml-100k"
@@ -18,15 +19,7 @@ TIMEOUT_S = 50
 
 
 def run(example, *arguments):
-    quiet = ["-W", "error", "-W", "ignore:Failed to initialize NumPy:UserWarning"]
-    return subprocess.run(
-        [sys.executable, *quiet, EXAMPLES / example, *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    return run_script(EXAMPLES / example, *arguments, timeout_s=TIMEOUT_S)
 
 
 def aucs(example, *arguments):

@@ -10,6 +10,7 @@ import os
 import runpy
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import util
@@ -17,30 +18,35 @@ from pathlib import Path
 
 
 def run_script(
-    script: Path, *arguments: object, cwd: Path, output: Path, timeout_s: float = 90.0
+    script: Path, *arguments: object, cwd: Path | None = None, timeout_s: float = 90.0
 ) -> subprocess.CompletedProcess[str]:
     """Run a script to its end.
 
     Args:
         script: its file.
         *arguments: what it finds in ``sys.argv``.
-        cwd: the working directory.
-        output: a directory for what it prints.
+        cwd: the working directory; None takes this process's.
         timeout_s: how long it may take; then it is killed.
     """
-    files = [output / f"{script.name}.out", output / f"{script.name}.err"]
     argv = [str(script), *map(str, arguments)]
-    process = multiprocessing.get_context("forkserver").Process(
-        target=_play, args=(argv, str(cwd), [str(file) for file in files])
-    )
-    process.start()
-    process.join(timeout_s)
-    if process.exitcode is None:
-        process.kill()
-        process.join()
-    code = process.exitcode
-    process.close()
-    return subprocess.CompletedProcess(argv, code or 0, *[file.read_text() for file in files])
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder, name) for name in ("stdout", "stderr")]
+        process = multiprocessing.get_context("forkserver").Process(
+            target=_play, args=(argv, str(cwd or Path.cwd()), [str(file) for file in files])
+        )
+        process.start()
+        process.join(timeout_s)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        code = process.exitcode or 0
+        process.close()
+        return subprocess.CompletedProcess(argv, code, *[file.read_text() for file in files])
+
+
+def run_command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run ``hybridpar`` with arguments."""
+    return run_script(Path(__file__).parent / "hybridpar_command.py", *arguments)
 
 
 def _play(argv: list[str], cwd: str, files: list[str]) -> None:
