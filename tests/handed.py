@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hybridpar as hp
-from hybridpar.trainer import export, row_writes
+from hybridpar.trainer.handing_over import export, row_writes
 from worlds import Model, batches_of, dense_sgd
 
 ROWS, DIM, SIZE = 29, 4, 6

@@ -13,7 +13,7 @@ import evaluated
 import hybridpar as hp
 import stopped
 from hybridpar.checkpoint.folders import checkpoints
-from hybridpar.trainer.early_stopping import Patience
+from hybridpar.trainer.evaluation.early_stopping import Patience
 
 TWO = hp.Roles(trainers=2, servers=2)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import handed
 import hybridpar as hp
 import reference
-from hybridpar.trainer import exported_table
+from hybridpar.trainer.handing_over import exported_table
 from worlds import batches_of
 
 CLOSE = {"atol": 1e-6, "rtol": 1e-6}

@@ -26,10 +26,10 @@ from hybridpar.launch.roles import Roles
 from hybridpar.planning.planned import plan
 from hybridpar.planning.report import PlanReport, ServerPlan, TablePlan, TrainerPlan
 from hybridpar.specs import RemoteEmbeddingSpec
-from hybridpar.trainer.checkpoint import Checkpoint
+from hybridpar.trainer.checkpointing.checkpoint import Checkpoint
 from hybridpar.trainer.context import TrainerContext
-from hybridpar.trainer.early_stopping import EarlyStopping
-from hybridpar.trainer.exported import ExportedModel
+from hybridpar.trainer.evaluation.early_stopping import EarlyStopping
+from hybridpar.trainer.handing_over.exported import ExportedModel
 from hybridpar.trainer.loop import TrainerLoop
 from hybridpar.trainer.model import HybridModel
 from hybridpar.trainer.progress import FitResult

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hybridpar.errors import InputError
-from hybridpar.trainer.checkpoint import Position
+from hybridpar.trainer.checkpointing.checkpoint import Position
 
 Batch = TypeVar("Batch")
 

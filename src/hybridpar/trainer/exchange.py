@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from hybridpar.messages import REMEMBERED, ModulePush, Pooled, SlabPush, Turn, TurnAnswer, Update
 from hybridpar.rollcall import Ranks
 from hybridpar.trainer.looked_up import LookedUp
+from hybridpar.trainer.observing.traffic import Traffic
 from hybridpar.trainer.routing import RoutedBatch
 from hybridpar.trainer.tables import RemoteTables
-from hybridpar.trainer.traffic import Traffic
 from hybridpar.transport import Reply
 
 

@@ -17,14 +17,18 @@ from hybridpar.callbacks.chosen import chosen
 from hybridpar.errors import SpecError
 from hybridpar.metrics import Metric
 from hybridpar.trainer.batches import Batches
-from hybridpar.trainer.checkpoint import Checkpoint
+from hybridpar.trainer.checkpointing.checkpoint import Checkpoint
+from hybridpar.trainer.checkpointing.saver import Saver
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.dense import CommHook
-from hybridpar.trainer.early_stopping import EarlyStopping
-from hybridpar.trainer.evaluating import Evaluating
-from hybridpar.trainer.evaluation import Evaluator, Inputs
+from hybridpar.trainer.evaluation.early_stopping import EarlyStopping
+from hybridpar.trainer.evaluation.evaluating import Evaluating
+from hybridpar.trainer.evaluation.evaluator import Evaluator, Inputs
+from hybridpar.trainer.evaluation.validation import EvalBatches, EvalSettings
 from hybridpar.trainer.losses import Losses
 from hybridpar.trainer.model import HybridModel
+from hybridpar.trainer.observing.profile import Profiler
+from hybridpar.trainer.observing.watching import Watching
 from hybridpar.trainer.parts import (
     MakeSchedulers,
     built_dense_optimizer,
@@ -33,9 +37,7 @@ from hybridpar.trainer.parts import (
     no_schedulers,
 )
 from hybridpar.trainer.passes import Passes
-from hybridpar.trainer.profile import Profiler
 from hybridpar.trainer.progress import FitResult, Progress
-from hybridpar.trainer.saver import Saver
 from hybridpar.trainer.settings import (
     Consistency,
     NonFinite,
@@ -43,8 +45,6 @@ from hybridpar.trainer.settings import (
     check_epochs,
     check_loop,
 )
-from hybridpar.trainer.validation import EvalBatches, EvalSettings
-from hybridpar.trainer.watching import Watching
 
 Batch = TypeVar("Batch")
 _logger = logging.getLogger("hybridpar")

@@ -18,7 +18,7 @@ from hybridpar.specs import RemoteEmbeddingSpec, specs_by_feature
 from hybridpar.trainer.async_exchange import AsyncExchange
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.exchange import Exchange, SyncExchange
-from hybridpar.trainer.handover import Handover
+from hybridpar.trainer.handing_over.handover import Handover
 from hybridpar.trainer.routing import RoutedBatch
 from hybridpar.trainer.settings import (
     Consistency,

@@ -8,16 +8,16 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from hybridpar.checkpoint.folders import checkpoints
 from hybridpar.trainer.batches import Batches
-from hybridpar.trainer.checkpoint import Checkpoint, Position
+from hybridpar.trainer.checkpointing.checkpoint import Checkpoint, Position
+from hybridpar.trainer.checkpointing.random_states import rewind
+from hybridpar.trainer.checkpointing.saver import Saver
 from hybridpar.trainer.dense import copy_from
-from hybridpar.trainer.pace import Pace
-from hybridpar.trainer.profile import Profiler
+from hybridpar.trainer.evaluation.pace import Pace
+from hybridpar.trainer.evaluation.validation import Validation
+from hybridpar.trainer.observing.profile import Profiler
+from hybridpar.trainer.observing.watching import Watching
 from hybridpar.trainer.progress import Progress
-from hybridpar.trainer.random_states import rewind
-from hybridpar.trainer.saver import Saver
 from hybridpar.trainer.steps import Steps
-from hybridpar.trainer.validation import Validation
-from hybridpar.trainer.watching import Watching
 
 Batch = TypeVar("Batch")
 

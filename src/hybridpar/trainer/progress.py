@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from hybridpar.callbacks.records import Evaluation
-from hybridpar.trainer.profile import StepProfile
+from hybridpar.trainer.observing.profile import StepProfile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

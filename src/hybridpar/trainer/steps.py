@@ -21,11 +21,8 @@ from hybridpar.trainer.exchange import Round
 from hybridpar.trainer.finite import FiniteCheck
 from hybridpar.trainer.losses import Losses, loss_to_train
 from hybridpar.trainer.model import HybridModel
-from hybridpar.trainer.profile import Profiler
-from hybridpar.trainer.progress import Progress
-from hybridpar.trainer.routing import RoutedBatch
-from hybridpar.trainer.sparse_optimizer import SparseOptimizer
-from hybridpar.trainer.stopwatch import (
+from hybridpar.trainer.observing.profile import Profiler
+from hybridpar.trainer.observing.stopwatch import (
     BACKWARD,
     BATCHES,
     DENSE,
@@ -35,6 +32,9 @@ from hybridpar.trainer.stopwatch import (
     ROWS,
     SERVERS,
 )
+from hybridpar.trainer.progress import Progress
+from hybridpar.trainer.routing import RoutedBatch
+from hybridpar.trainer.sparse_optimizer import SparseOptimizer
 
 Batch = TypeVar("Batch")
 

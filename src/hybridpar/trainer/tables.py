@@ -22,8 +22,8 @@ from hybridpar.shared_memory import Outbox, as_tensor, attach, new_segment
 from hybridpar.specs import RemoteEmbeddingSpec
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.looked_up import LookedUp
+from hybridpar.trainer.observing.stopwatch import ROWS, SERVERS, Stopwatch
 from hybridpar.trainer.routing import RoutedBatch, Router
-from hybridpar.trainer.stopwatch import ROWS, SERVERS, Stopwatch
 from hybridpar.transport import Peer, Reply
 
 PUSHES_UNDER_WAY = 2  # so many pushes to a server may be unanswered while the next is made

@@ -16,9 +16,9 @@ from hybridpar.callbacks.callback import Callback
 from hybridpar.callbacks.records import End, Evaluation, Failure, Profile, Saved, Step
 from hybridpar.errors import CallbackError, HybridParError, SpecError, describe
 from hybridpar.trainer.model import HybridModel
+from hybridpar.trainer.observing.told import learning_rates, run_of, steps_of
+from hybridpar.trainer.observing.traffic import Traffic
 from hybridpar.trainer.progress import FitResult, Progress
-from hybridpar.trainer.told import learning_rates, run_of, steps_of
-from hybridpar.trainer.traffic import Traffic
 
 _logger = logging.getLogger("hybridpar")
 

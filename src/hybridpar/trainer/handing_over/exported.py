@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from hybridpar.errors import InputError, SpecError
 from hybridpar.specs import RemoteEmbeddingSpec, specs_by_feature
-from hybridpar.trainer.exported_table import ExportedTable, MappedRows
+from hybridpar.trainer.handing_over.exported_table import ExportedTable, MappedRows
 
 if TYPE_CHECKING:
     from hybridpar.trainer.model import HybridModel

@@ -15,8 +15,8 @@ from hybridpar.checkpoint import files, folders
 from hybridpar.checkpoint.manifest import Manifest, TableEntry
 from hybridpar.errors import CheckpointError, PeerLostError
 from hybridpar.optim import SparseOptimizerSettings
-from hybridpar.trainer.checkpoint import Checkpoint, Position
-from hybridpar.trainer.random_states import random_states
+from hybridpar.trainer.checkpointing.checkpoint import Checkpoint, Position
+from hybridpar.trainer.checkpointing.random_states import random_states
 from hybridpar.trainer.tables import RemoteTables
 
 _POLL_S = 0.5  # how often to ask the servers whether they have written

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from hybridpar.metrics import Metric
-from hybridpar.trainer.best import BestModel
-from hybridpar.trainer.evaluation import Evaluator, Inputs
-from hybridpar.trainer.saving import Saving
-from hybridpar.trainer.validation import EvalSettings, Validation
+from hybridpar.trainer.checkpointing.saving import Saving
+from hybridpar.trainer.evaluation.best import BestModel
+from hybridpar.trainer.evaluation.evaluator import Evaluator, Inputs
+from hybridpar.trainer.evaluation.validation import EvalSettings, Validation
 
 Batch = TypeVar("Batch")
 

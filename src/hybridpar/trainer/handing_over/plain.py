@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from hybridpar.errors import SpecError
-from hybridpar.trainer.row_writes import write_range
+from hybridpar.trainer.handing_over.row_writes import write_range
 from hybridpar.trainer.tables import RemoteTables
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from hybridpar.trainer.exchange import Exchange
-from hybridpar.trainer.export import export
-from hybridpar.trainer.exported import ExportedModel
-from hybridpar.trainer.plain import load_plain
-from hybridpar.trainer.row_writes import write_rows
+from hybridpar.trainer.handing_over.export import export
+from hybridpar.trainer.handing_over.exported import ExportedModel
+from hybridpar.trainer.handing_over.plain import load_plain
+from hybridpar.trainer.handing_over.row_writes import write_rows
 from hybridpar.trainer.tables import RemoteTables
 
 if TYPE_CHECKING:

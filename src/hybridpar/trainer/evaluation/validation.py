@@ -10,12 +10,12 @@ from typing import Any, Generic, TypeVar
 from hybridpar.callbacks.records import Evaluation
 from hybridpar.errors import SpecError
 from hybridpar.metrics import Metric
-from hybridpar.trainer.agreement import check_alike
-from hybridpar.trainer.best import BestModel
-from hybridpar.trainer.checkpoint import Position
-from hybridpar.trainer.early_stopping import EarlyStopping, Patience
-from hybridpar.trainer.evaluation import Evaluator, Inputs, check_metrics
-from hybridpar.trainer.pace import Pace
+from hybridpar.trainer.checkpointing.checkpoint import Position
+from hybridpar.trainer.evaluation.agreement import check_alike
+from hybridpar.trainer.evaluation.best import BestModel
+from hybridpar.trainer.evaluation.early_stopping import EarlyStopping, Patience
+from hybridpar.trainer.evaluation.evaluator import Evaluator, Inputs, check_metrics
+from hybridpar.trainer.evaluation.pace import Pace
 from hybridpar.trainer.progress import FitResult
 from hybridpar.trainer.tables import RemoteTables
 

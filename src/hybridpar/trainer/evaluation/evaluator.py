@@ -13,11 +13,11 @@ from torch import Tensor
 
 from hybridpar.errors import InputError, SpecError
 from hybridpar.metrics import Metric
-from hybridpar.trainer.agreement import check_alike
 from hybridpar.trainer.batches import to_device
+from hybridpar.trainer.checkpointing.random_states import unmoved
 from hybridpar.trainer.dense import buffers_of
+from hybridpar.trainer.evaluation.agreement import check_alike
 from hybridpar.trainer.losses import total_loss
-from hybridpar.trainer.random_states import unmoved
 from hybridpar.trainer.steps import Steps
 
 Batch = TypeVar("Batch")

@@ -9,11 +9,11 @@ from typing import Any
 
 from hybridpar.checkpoint.folders import newest
 from hybridpar.errors import SpecError
-from hybridpar.trainer.checkpoint import Checkpoint, Position
+from hybridpar.trainer.checkpointing.checkpoint import Checkpoint, Position
+from hybridpar.trainer.checkpointing.saver import Saver
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.model import HybridModel
 from hybridpar.trainer.passes import Passes
-from hybridpar.trainer.saver import Saver
 
 
 class Saving:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from hybridpar.checkpoint.folders import keep_only, name_of
-from hybridpar.trainer.checkpoint import Checkpoint, Position
+from hybridpar.trainer.checkpointing.checkpoint import Checkpoint, Position
+from hybridpar.trainer.checkpointing.saver import Saver
 from hybridpar.trainer.context import TrainerContext
-from hybridpar.trainer.early_stopping import Patience
-from hybridpar.trainer.saver import Saver
+from hybridpar.trainer.evaluation.early_stopping import Patience
 
 
 class BestModel:

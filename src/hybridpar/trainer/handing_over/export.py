@@ -19,8 +19,8 @@ from hybridpar.checkpoint.files import write_rows
 from hybridpar.errors import InputError, SpecError
 from hybridpar.messages import WEIGHT
 from hybridpar.specs import RemoteEmbeddingSpec
-from hybridpar.trainer.exported import ExportedModel
-from hybridpar.trainer.exported_table import ExportedTable, MappedRows, as_module
+from hybridpar.trainer.handing_over.exported import ExportedModel
+from hybridpar.trainer.handing_over.exported_table import ExportedTable, MappedRows, as_module
 from hybridpar.trainer.tables import RemoteTables
 
 if TYPE_CHECKING:

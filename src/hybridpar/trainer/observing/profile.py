@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from hybridpar.trainer.stopwatch import (
+from hybridpar.trainer.observing.stopwatch import (
     BACKWARD,
     BATCHES,
     DENSE,

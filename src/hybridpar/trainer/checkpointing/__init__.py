@@ -1,0 +1,1 @@
+"""The trainers' part of checkpoints."""

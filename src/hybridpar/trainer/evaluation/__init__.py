@@ -1,0 +1,1 @@
+"""Evaluation: once, or while training, until that is enough."""

@@ -1,0 +1,1 @@
+"""To a plain module and back, and rows written by hand."""

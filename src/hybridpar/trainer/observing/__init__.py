@@ -1,0 +1,1 @@
+"""What callbacks are told, and where the time goes."""
