@@ -35,4 +35,6 @@ from hybridpar import *
 """
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 html_title = f"hybridpar {release}"
