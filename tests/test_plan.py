@@ -252,12 +252,18 @@ def test_what_the_command_reads(
         (["planned_net.py", "--optimizer", "Adam(lr=x)"], "cannot be built"),
         (["planned_net.py", "--optimizer", "Adam(lr=-1)"], "lr=-1"),
         (["bad.json"], "not of the form"),
+        (["planned_net.py", "--batches", "bad.json"], "bad.json has no batches of ids"),
+        (["planned_net.py", "--batches", "junk.json"], "junk.json has no batches of ids"),
+        (["planned_net.py", "--batches", "junk.pt"], "junk.pt has no batches of ids"),
+        (["specs.json", "--batches", "some"], "the model is in specs.json"),
     ],
 )
 def test_what_the_command_refuses(
     files: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (files / "bad.json").write_text('{"tables": [{"rows": 3}]}')
+    for name in ("junk.json", "junk.pt"):
+        (files / name).write_text("junk")
     assert cli.main(["plan", *arguments]) == 1
     assert message in capsys.readouterr().err
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from hybridpar.cli.arguments import Commands
 from hybridpar.report.collected import Collected
 from hybridpar.report.page import page
-from hybridpar.report.planned import read_plan
+from hybridpar.report.planned import planned_traffic, read_plan
 
 
 def add_to(commands: Commands) -> None:
@@ -37,7 +37,9 @@ def add_to(commands: Commands) -> None:
 def _report(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output or arguments.log.with_suffix(".html")
     run = Collected.read(arguments.log)
-    run.plan = None if arguments.plan is None else read_plan(arguments.plan)
+    if arguments.plan is not None:
+        run.plan = read_plan(arguments.plan)
+        planned_traffic(run.plan, run.start)  # refuses one for another cluster
     html = page(run, arguments.title or arguments.log.stem)
     try:
         output.write_text(html, encoding="utf-8")
