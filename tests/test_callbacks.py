@@ -185,6 +185,10 @@ def test_a_callback_that_raises_is_named(where: str, tmp_path: Path) -> None:
     assert "my callback" in (tmp_path / "heard0").read_text(), "another one can close its files"
 
 
+def test_the_end_tells_of_the_steps_that_a_trainer_took() -> None:
+    assert hp.launch(watched.uneven, roles=TWO) == [(3, 3, 5), (5, 5, 5)]
+
+
 def test_callbacks_hear_of_a_failure_which_stays_what_it_is(tmp_path: Path) -> None:
     with pytest.raises(hp.WorkerError, match="ZeroDivisionError: the data are bad") as caught:
         hp.launch(watched.failing, roles=TWO, args=(str(tmp_path), False))

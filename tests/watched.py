@@ -125,6 +125,13 @@ def told_alone(ctx: hp.TrainerContext) -> callbacks.End:
     return told.records[-1]
 
 
+def uneven(ctx: hp.TrainerContext) -> tuple[int, int, int]:
+    """The steps of a trainer, as it is told of them, and those of the job."""
+    told = Told()
+    result = make_loop(ctx, callbacks=[told]).fit(batches(ctx.rank, 3 + 2 * ctx.rank))
+    return result.steps, told.records[-1].steps, told.records[-1].step
+
+
 class Raises(callbacks.Callback):
     def __init__(self, where: str) -> None:
         self._where = where

@@ -58,7 +58,7 @@ class Watching:
         self._epoch = 0
         self._step_in_epoch = 0
         self._steps_an_epoch: int | None = None
-        self._samples = self._all_samples = self._skipped = self._first_step = 0
+        self._samples = self._all_samples = self._skipped = self._steps = 0
         self._began = self._last = 0.0  # of the fit, and when the last step was done
         self._waited_before = self._waited = 0.0
         self._active = 1
@@ -90,8 +90,7 @@ class Watching:
         self._steps_an_epoch = steps_of(batches, self._accumulate) or self._steps_an_epoch
         self._began = self._last = time.perf_counter()
         self._waited_before = self._waited = traffic.waited_s()
-        self._samples = self._all_samples = self._skipped = 0
-        self._first_step = self._ctx.step or 0
+        self._samples = self._all_samples = self._skipped = self._steps = 0
         run = run_of(
             self._tables, self._settings, self._rates,
             first_epoch=first_epoch, epochs=epochs, steps_an_epoch=self._steps_an_epoch,
@@ -122,6 +121,7 @@ class Watching:
         if traffic is None or progress.latest is None:
             return
         now, waited = time.perf_counter(), traffic.waited_s()
+        self._steps += 1
         self._step_in_epoch += 1
         step = Step(
             step=self._ctx.step or 0,
@@ -172,10 +172,9 @@ class Watching:
 
     def _end(self, result: FitResult | None = None) -> End:
         profile = None if result is None else result.profile
-        step = self._ctx.step or 0
         return End(
-            step=step,
-            steps=step - self._first_step,
+            step=self._ctx.step or 0,
+            steps=self._steps,
             skipped=self._skipped,
             samples=self._all_samples,
             seconds=time.perf_counter() - self._began if result is None else result.seconds,
