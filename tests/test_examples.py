@@ -5,13 +5,12 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
-BESIDE_CHECKOUT = Path(__file__).parents[2] / "shared" / "data" / "ml-100k"
+from example_runs import EXAMPLES, shared
+
 EPOCHS = 3
 SENSIBLE_AUC = 0.765  # 0.775 after three epochs; 0.5 is chance
 TIMEOUT_S = 50
@@ -37,10 +36,7 @@ def aucs(example, *arguments):
 
 @pytest.fixture(scope="module")
 def movielens():
-    path = Path(os.environ.get("HYBRIDPAR_MOVIELENS") or BESIDE_CHECKOUT)
-    if not (path / "u.data").is_file():
-        pytest.skip(f"no MovieLens-100K in {path}; HYBRIDPAR_MOVIELENS can name its directory")
-    return path
+    return shared("HYBRIDPAR_MOVIELENS", "ml-100k")
 
 
 @pytest.fixture(scope="module")
