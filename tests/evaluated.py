@@ -216,6 +216,14 @@ def by_samples(ctx: hp.TrainerContext) -> tuple[float, float]:
     return loop.evaluate(ALL)["loss"], sum(losses) / len(losses)
 
 
+def resume_apart(ctx: hp.TrainerContext, folder: str) -> str:
+    """What is said if a trainer does not see the checkpoints that another one does."""
+    make_loop(ctx, hp.Checkpoint(folder)).fit(batches_of(ctx.rank, 2, bags=True))
+    own = hp.Checkpoint(folder if ctx.rank == 0 else f"{folder}/elsewhere")
+    batches = batches_of(ctx.rank, 2, bags=True)
+    return message_of(make_loop(ctx, own).fit, batches, resume=True)
+
+
 def fail_on_one(ctx: hp.TrainerContext) -> None:
     loop = make_loop(ctx, None)
     bad = [batch._replace(users=batch.users + 1000) for batch in ALL[:1]]

@@ -160,6 +160,11 @@ def test_the_best_of_a_checkpoint_is_kept_though_a_better_one_was_lost(tmp_path:
     assert kept == [2, 4], "those of the checkpoints of steps 3 and 6"
 
 
+def test_checkpoints_that_not_all_trainers_see_are_refused(tmp_path: Path) -> None:
+    for message in hp.launch(evaluated.resume_apart, roles=TWO, args=(str(tmp_path),)):
+        assert "newest checkpoint='step-000000000002' on trainer0, and 'none' on trai" in message
+
+
 def test_training_goes_on_after_it_was_stopped_within_a_pass() -> None:
     assert hp.launch(stopped.stop_and_go_on, roles=TWO) == [[(4, True, 7)] * 2] * 2
 

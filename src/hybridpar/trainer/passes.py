@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from hybridpar.checkpoint.folders import checkpoints
+from hybridpar.trainer.agreement import check_alike
 from hybridpar.trainer.batches import Batches
 from hybridpar.trainer.checkpoint import Checkpoint, Position
 from hybridpar.trainer.dense import copy_from
@@ -60,6 +61,9 @@ class Passes(Generic[Batch]):
         """Go on from the newest checkpoint, if there is one."""
         self._saver.finish()
         found = checkpoints(Path(settings.directory).absolute())
+        # A directory that the trainers' hosts do not share would leave some of them waiting.
+        seen: dict[str, object] = {"newest checkpoint": found[-1].name if found else "none"}
+        check_alike(self._steps.model._connected, "resume", seen)
         if found:
             position, own = self._saver.load(found[-1], None, dense=True, state=True)
             self.done = position.epoch
