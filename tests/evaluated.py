@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import hybridpar as hp
 from hosted import Tower
-from hybridpar.metrics import AUC, Accuracy, Metric
+from hybridpar.metrics import AUC, Accuracy, BinnedAUC, Metric
 from saved import make_loop
 from scenarios import DIM
 from worlds import Batch, batches_of, make_batch
@@ -179,6 +179,10 @@ def refusals(ctx: hp.TrainerContext) -> list[str]:
         ({"batches": ALL, "metrics": {"loss": AUC()}, "inputs": class_0}, "evaluate"),
         ({"batches": ALL, "metrics": {"auc": 1}, "inputs": class_0}, "evaluate"),
         ({"batches": ALL, "metrics": {f"m{ctx.rank}": AUC()}, "inputs": class_0}, "evaluate"),
+        (
+            {"batches": ALL, "metrics": {"m": BinnedAUC(2 + ctx.rank)}, "inputs": class_0},
+            "evaluate",
+        ),
         ({"eval_every": 2, "metrics": metrics}, "fit"),
         ({"eval_batches": iter(ALL)}, "fit"),
         ({"eval_batches": ALL, "eval_every": 0}, "fit"),
@@ -201,6 +205,23 @@ def message_of(call: Callable[..., Any], *args: Any, **options: Any) -> str:
     except hp.HybridParError as error:
         return f"{type(error).__name__}: {error}"
     return "none"
+
+
+def by_samples(ctx: hp.TrainerContext) -> tuple[float, float]:
+    """The loss of an evaluation in which every batch is said to have one sample; the mean."""
+    loop = make_loop(ctx, None, samples=lambda batch: 1)
+    plain = loop.model.export().eval()
+    with torch.no_grad():
+        losses = [float(F.cross_entropy(plain(batch), batch.label)) for batch in ALL]
+    return loop.evaluate(ALL)["loss"], sum(losses) / len(losses)
+
+
+def resume_apart(ctx: hp.TrainerContext, folder: str) -> str:
+    """What is said if a trainer does not see the checkpoints that another one does."""
+    make_loop(ctx, hp.Checkpoint(folder)).fit(batches_of(ctx.rank, 2, bags=True))
+    own = hp.Checkpoint(folder if ctx.rank == 0 else f"{folder}/elsewhere")
+    batches = batches_of(ctx.rank, 2, bags=True)
+    return message_of(make_loop(ctx, own).fit, batches, resume=True)
 
 
 def fail_on_one(ctx: hp.TrainerContext) -> None:

@@ -28,12 +28,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(condition: Callable[[], object], what: str, limit_s: float) -> float:
+def wait_for(condition: Callable[[], object], what: str, limit_s: float = 30.0) -> float:
     """Wait, and say how long it took."""
     started = time.monotonic()
     while not condition():
         assert time.monotonic() - started < limit_s, f"{what} did not happen within {limit_s} s"
-        time.sleep(0.05)
+        time.sleep(0.02)
     return time.monotonic() - started
 
 

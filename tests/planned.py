@@ -149,3 +149,43 @@ def _crossed(connection: socket.socket) -> tuple[int, int]:
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
     acked, received = struct.unpack_from("QQ", info, 120)  # tcpi_bytes_acked and _received
     return acked, received
+
+
+def many_ids(rank: int) -> list[Batch]:
+    """Two steps of 800 bags a feature, so that frames are a small part."""
+    draw = torch.Generator().manual_seed(rank)
+    offsets = torch.arange(0, 4000, 5)
+    return [
+        Batch(
+            {name: (torch.randint(ROWS, (4000,), generator=draw), offsets)
+             for name in ("first", "a", "b")},
+            torch.zeros(800, dtype=torch.int64),
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+
+
+class _Ends(hp.callbacks.Callback):
+    def on_end(self, end: hp.callbacks.End) -> None:
+        self.servers = end.servers
+
+
+def beside(
+    ctx: hp.TrainerContext, page: str, plan: dict[str, Any]
+) -> dict[str, tuple[float, float]]:
+    """Write a page with a plan; the rows and bytes of a step, by server."""
+    ends, batches = _Ends(), many_ids(ctx.rank)
+    hp.TrainerLoop(
+        Model(Case("row_wise")), ctx,
+        loss=lambda output, batch: nn.functional.cross_entropy(output, batch.label),
+        dense_optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+        sparse_optimizer=ADAGRAD,
+        callbacks=[ends, hp.callbacks.Report(page, plan=plan)],
+    ).fit(batches)  # fmt: skip
+    return {
+        each.server: (
+            each.rows / len(batches),
+            (each.id_bytes + each.row_bytes + each.gradient_bytes) / len(batches),
+        )
+        for each in ends.servers
+    }

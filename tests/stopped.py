@@ -18,8 +18,9 @@ SCRIPT = [9.0, 5.0, 4.0, 4.5, 3.0, 3.0, 3.5, 1.0]  # by evaluation, one every tw
 class Scripted(Metric):
     """What is written for a step."""
 
-    def __init__(self, ctx: hp.TrainerContext) -> None:
+    def __init__(self, ctx: hp.TrainerContext, *, bad: bool = False) -> None:
         self._ctx = ctx
+        self._bad = bad
         super().__init__()
 
     def reset(self) -> None:
@@ -29,7 +30,7 @@ class Scripted(Metric):
         pass
 
     def compute(self) -> float:
-        return SCRIPT[(self._ctx.step or 0) // 2]
+        return 10.0 if self._bad else SCRIPT[(self._ctx.step or 0) // 2]
 
 
 class Stopped(NamedTuple):
@@ -46,6 +47,7 @@ def stop_early(
     resume: bool = False,
     options: dict[str, Any] | None = None,
     then_fit: bool = False,
+    bad: bool = False,
 ) -> Stopped:
     """The script's best is at step 8; two that are no better, and training ends at step 12."""
 
@@ -58,7 +60,7 @@ def stop_early(
     loop = make_loop(ctx, checkpoint, on_loss=on_loss)
     result = loop.fit(
         batches_of(ctx.rank, 7, bags=True), epochs=3, resume=resume, eval_every=2,
-        eval_batches=lambda: ALL[ctx.rank :: 3], metrics={"scripted": Scripted(ctx)},
+        eval_batches=lambda: ALL[ctx.rank :: 3], metrics={"scripted": Scripted(ctx, bad=bad)},
         inputs=class_0, early_stopping=settings,
     )  # fmt: skip
     everything = whole(ctx, loop)

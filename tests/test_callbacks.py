@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import hybridpar as hp
@@ -173,13 +175,18 @@ def test_what_crosses_is_counted() -> None:
 
 
 @pytest.mark.parametrize("where", ["on_start", "on_step", "measure", "on_end"])
-def test_a_callback_that_raises_is_named(where: str) -> None:
+def test_a_callback_that_raises_is_named(where: str, tmp_path: Path) -> None:
     with pytest.raises(hp.WorkerError) as caught:
-        hp.launch(watched.raising, roles=TWO, args=(where,))
+        hp.launch(watched.raising, roles=TWO, args=(where, str(tmp_path)))
     error = caught.value
     assert (error.role, error.rank) == ("trainer", 0)
     assert f"CallbackError: Raises.{where} raised ZeroDivisionError: my callback" in error.cause
     assert "in _raise" in error.remote_traceback
+    assert "my callback" in (tmp_path / "heard0").read_text(), "another one can close its files"
+
+
+def test_the_end_tells_of_the_steps_that_a_trainer_took() -> None:
+    assert hp.launch(watched.uneven, roles=TWO) == [(3, 3, 5), (5, 5, 5)]
 
 
 def test_callbacks_hear_of_a_failure_which_stays_what_it_is(tmp_path: Path) -> None:
@@ -232,6 +239,49 @@ def test_a_port_that_is_taken_is_refused() -> None:
         second.on_start(run)
     end = callbacks.End(step=0, steps=0, skipped=0, samples=0, seconds=0.0, waiting=0.0)
     first.on_end(end)
+
+
+@pytest.mark.parametrize("make", [callbacks.JSONL, callbacks.CSV])
+def test_a_line_that_was_cut_short_is_dropped_when_the_file_goes_on(make, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    run = callbacks.Run(rank=0, num_trainers=1, num_servers=1)
+    end = callbacks.End(step=0, steps=0, skipped=0, samples=0, seconds=0.0, waiting=0.0)
+    for step in (0, 1):
+        log = make(path)
+        log.on_start(replace(run, step=step))
+        log.on_step(some_step(step + 1))
+        log.on_end(end)
+        if not step:
+            whole = path.read_bytes()
+            path.write_bytes(whole + whole[: len(whole) // 3 * 2].rpartition(b"\n")[2])
+            assert path.read_bytes() != whole
+    assert path.read_bytes().startswith(whole)
+    if make is callbacks.JSONL:
+        assert [entry["step"] for entry in entries(path, "step")] == [1, 2]
+    else:
+        with path.open(newline="") as file:
+            assert [row["step"] for row in csv.DictReader(file)] == ["1", "2"]
+
+
+def some_step(number: int, **more: object) -> callbacks.Step:
+    return callbacks.Step(
+        step=number, epoch=0, step_in_epoch=number, steps_an_epoch=None, num_trainers=1,
+        loss_tensor=torch.tensor(0.5), samples=4, seconds=0.1, waiting=0.0, **more,
+    )  # fmt: skip
+
+
+def test_what_a_scrape_shows_was_measured_in_the_training_thread() -> None:
+    threads = []
+    endpoint = callbacks.Prometheus()
+    endpoint.on_step(some_step(1, _measure=lambda _: {"thread": threads.append(1) or 1.0}))
+    assert threads == [1]
+    assert 'hybridpar_metric{name="thread"} 1' in endpoint.text()
+    assert threads == [1]
+
+
+def test_a_page_that_cannot_be_written_is_told_of_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="directory"):
+        callbacks.Report(tmp_path).on_start(callbacks.Run(rank=0, num_trainers=1, num_servers=1))
 
 
 def test_rates_of_an_interval() -> None:

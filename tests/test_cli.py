@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import hybridpar as hp
+from hosts import wait_for
 from hybridpar import cli
-from test_faults import wait_for
 from warm_scripts import run_command
 
 COMMAND = [sys.executable, "-c", "from hybridpar.cli import main; raise SystemExit(main())"]

@@ -17,9 +17,9 @@ import pytest
 
 import faulty
 import hybridpar as hp
+from hosts import wait_for
 from hybridpar import waits
 from hybridpar.launch import doctor
-from test_faults import wait_for
 from warm_scripts import run_command
 
 ROLES = hp.Roles(trainers=2, servers=2)

@@ -64,7 +64,8 @@ def test_what_cannot_be_evaluated_is_refused_on_every_trainer() -> None:
         r"There are metrics, but inputs=None. .*lambda output",
         "A metric is named 'loss'",
         "metrics is {'auc': 1}. Give a dict",
-        r"SpecError: evaluation 2 got metrics=\['m0'\] on trainer0, and \['m1'\] on trainer1",
+        r"SpecError: evaluation 2 got metrics={'m0': 'AUC'} on trainer0, and {'m1': 'AUC'} on tr",
+        r"evaluation 3 got metrics={'m': 'BinnedAUC \(2,\) \(2,\)'} on trainer0, and .* \(3,\)'}",
         "fit got eval_every, metrics, but no eval_batches",
         "eval_batches is an iterator",
         "eval_every is 0",
@@ -77,6 +78,11 @@ def test_what_cannot_be_evaluated_is_refused_on_every_trainer() -> None:
         assert len(found) == len(messages)
         for message, wanted in zip(found, messages, strict=True):
             assert re.search(wanted, message), message
+
+
+def test_the_loops_own_count_of_samples_weighs_the_losses() -> None:
+    ((loss, mean),) = hp.launch(evaluated.by_samples, roles=hp.Roles(trainers=1))
+    assert loss == pytest.approx(mean, rel=1e-6)
 
 
 def test_a_trainer_that_fails_is_named_at_once() -> None:
@@ -136,6 +142,27 @@ def test_a_resumed_run_stops_where_an_unbroken_one_does(tmp_path: Path) -> None:
             assert got.evaluated == ([] if again else [10, 12])
             for name, rows in wanted.whole.rows.items():
                 assert torch.equal(got.whole.rows[name], rows)
+
+
+def test_the_best_of_a_checkpoint_is_kept_though_a_better_one_was_lost(tmp_path: Path) -> None:
+    """Killed at step 8, the best, and resumed from 6, when 4 was the best; then none is better."""
+    arguments = (str(tmp_path), 8, False, {"restore_best": True})
+    with pytest.raises(hp.WorkerError, match="stopped on purpose"):
+        hp.launch(stopped.stop_early, roles=TWO, args=arguments)
+    arguments = (str(tmp_path), None, True, {"restore_best": True}, False, True)
+    outcomes = hp.launch(stopped.stop_early, roles=TWO, args=arguments)
+    wanted = hp.launch(stopped.first_steps, roles=TWO, args=(4,))
+    for got, plain in zip(outcomes, wanted, strict=True):
+        assert (got.evaluated, got.early) == ([8], True)
+        for name, rows in plain.rows.items():
+            assert torch.equal(got.whole.rows[name], rows)
+    kept = [int(path.name[5:]) for path in checkpoints(tmp_path / "best")]
+    assert kept == [2, 4], "those of the checkpoints of steps 3 and 6"
+
+
+def test_checkpoints_that_not_all_trainers_see_are_refused(tmp_path: Path) -> None:
+    for message in hp.launch(evaluated.resume_apart, roles=TWO, args=(str(tmp_path),)):
+        assert "newest checkpoint='step-000000000002' on trainer0, and 'none' on trai" in message
 
 
 def test_training_goes_on_after_it_was_stopped_within_a_pass() -> None:

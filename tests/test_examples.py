@@ -1,18 +1,15 @@
 """The example twins: the same test AUCs with hybridpar as in one plain torch process."""
 
 import importlib
-import os
 import re
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from example_runs import EXAMPLES, shared
 from warm_scripts import run_script
 
-EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
-BESIDE_CHECKOUT = Path(__file__).parents[2] / "shared" / "data" / "ml-100k"
 EPOCHS = 3
 SENSIBLE_AUC = 0.765  # 0.775 after three epochs; 0.5 is chance
 TIMEOUT_S = 50
@@ -30,10 +27,7 @@ def aucs(example, *arguments):
 
 @pytest.fixture(scope="module")
 def movielens():
-    path = Path(os.environ.get("HYBRIDPAR_MOVIELENS") or BESIDE_CHECKOUT)
-    if not (path / "u.data").is_file():
-        pytest.skip(f"no MovieLens-100K in {path}; HYBRIDPAR_MOVIELENS can name its directory")
-    return path
+    return shared("HYBRIDPAR_MOVIELENS", "ml-100k")
 
 
 @pytest.fixture(scope="module")

@@ -16,15 +16,9 @@ import pytest
 
 import faulty
 import hybridpar as hp
+from hosts import wait_for
 
 SOON_S = 10.0
-
-
-def wait_for(condition, what: str, limit_s: float = 30.0) -> None:
-    limit = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < limit, f"{what} did not happen within {limit_s} s"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("victim", ["trainer0", "trainer1", "ps0", "ps1", "master"])

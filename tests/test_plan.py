@@ -17,7 +17,8 @@ import planned
 from hybridpar import cli
 from hybridpar.planning import calibration
 from hybridpar.planning.sources import optimizer_of
-from hybridpar.planning.text import size
+from hybridpar.report.planned import planned_traffic
+from hybridpar.wording import size
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +54,25 @@ def test_a_real_job_holds_and_sends_what_was_planned(servers: int) -> None:
             ):
                 real = sum(getattr(one, what)[server.rank] for one in of_trainers) / planned.STEPS
                 assert wanted == pytest.approx(real, rel=0.01, abs=16), (case, server.rank, what)
+
+
+def test_the_page_on_a_run_has_what_was_planned_beside_what_was_measured(tmp_path: Path) -> None:
+    roles = hp.Roles(trainers=planned.TRAINERS, servers=2)
+    plan = hp.plan(
+        planned.Model(planned.Case("row_wise")), trainers=planned.TRAINERS, servers=2,
+        optimizer=planned.ADAGRAD, batches=planned.many_ids,
+    ).to_dict()  # fmt: skip
+    path = tmp_path / "run.html"
+    measured = hp.launch(planned.beside, roles=roles, args=(str(path), plan), device="cpu")
+    start = {"num_trainers": planned.TRAINERS, "num_servers": 2}
+    for server, (rows, num_bytes) in planned_traffic(plan, start).items():
+        assert rows == sum(each[server][0] for each in measured) / 2
+        assert num_bytes == pytest.approx(sum(each[server][1] for each in measured) / 2, rel=0.05)
+    assert path.read_text().count(">planned</th>") == 2
+    with pytest.raises(hp.SpecError, match="for 2 trainers and 2 servers, and the run has 3 and 2"):
+        planned_traffic(plan, {**start, "num_trainers": 3})
+    with pytest.raises(hp.SpecError, match="The plan is none"):
+        planned_traffic({}, start)
 
 
 def test_a_plan_leaves_the_model_and_the_generator_as_they_were() -> None:
@@ -130,6 +150,7 @@ def test_the_bottleneck(more: dict[str, Any], bottleneck: str) -> None:
         ({"trainers": 0}, "trainers is 0"),
         ({"servers": 1.5}, "servers is 1.5"),
         ({"gbit": -1}, "gbit is -1"),
+        ({"memory_bytes": 0}, "memory_bytes is 0"),
         ({"optimizer": None}, "has no optimizer"),
         ({"consistency": "bounded"}, "staleness=None"),
         ({"batches": []}, "no batch for trainer0"),
@@ -231,12 +252,18 @@ def test_what_the_command_reads(
         (["planned_net.py", "--optimizer", "Adam(lr=x)"], "cannot be built"),
         (["planned_net.py", "--optimizer", "Adam(lr=-1)"], "lr=-1"),
         (["bad.json"], "not of the form"),
+        (["planned_net.py", "--batches", "bad.json"], "bad.json has no batches of ids"),
+        (["planned_net.py", "--batches", "junk.json"], "junk.json has no batches of ids"),
+        (["planned_net.py", "--batches", "junk.pt"], "junk.pt has no batches of ids"),
+        (["specs.json", "--batches", "some"], "the model is in specs.json"),
     ],
 )
 def test_what_the_command_refuses(
     files: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (files / "bad.json").write_text('{"tables": [{"rows": 3}]}')
+    for name in ("junk.json", "junk.pt"):
+        (files / name).write_text("junk")
     assert cli.main(["plan", *arguments]) == 1
     assert message in capsys.readouterr().err
 
@@ -251,9 +278,8 @@ def test_the_table_on_the_terminal(files: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_sizes_and_optimizers_in_words() -> None:
-    assert [size(n) for n in (None, 0, 999, 1000, 123_456_789)] == [
-        "-", "0 B", "999 B", "1 kB", "123 MB",
-    ]  # fmt: skip
+    sizes = [size(n) for n in (0, 999, 1000, 123_456_789)]
+    assert sizes == ["0 B", "999 B", "1 kB", "123 MB"]
     assert optimizer_of("SGD(momentum=0.9, nesterov=True)") == hp.optim.SGD(
         momentum=0.9, nesterov=True, lr=1e-3
     )

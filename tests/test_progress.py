@@ -14,6 +14,7 @@ import termios
 import time
 
 import pytest
+import torch
 
 import hybridpar as hp
 import watched
@@ -89,6 +90,21 @@ def test_plain_lines_without_a_terminal() -> None:
         assert re.fullmatch(pattern, line), line
     for lines in (asked, often):
         assert lines[-1].startswith("epoch 2/2, step 30 of 30: ")
+
+
+def test_a_line_on_an_evaluation_and_the_time_left(capsys, monkeypatch) -> None:
+    clock = iter(range(0, 1000, 100))
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: float(next(clock)))
+    bar = callbacks.ProgressBar()
+    bar.on_start(callbacks.Run(rank=0, num_trainers=1, num_servers=1, epochs=2, steps_an_epoch=4))
+    bar.on_step(callbacks.Step(  # after 100 s, most of them an evaluation's
+        step=1, epoch=0, step_in_epoch=1, steps_an_epoch=4, num_trainers=1,
+        loss_tensor=torch.tensor(0.5), samples=4, seconds=0.1, waiting=0.0,
+    ))  # fmt: skip
+    bar.on_evaluation(hp.Evaluation(step=4, epoch=1, results={"auc": 0.75}))
+    shown, evaluated = capsys.readouterr().err.splitlines()
+    assert shown.endswith("23:20 left"), "seven steps of 200 s, as the clock was looked at twice"
+    assert evaluated == "epoch 1/2, step 4: auc 0.75"
 
 
 class Terminal:

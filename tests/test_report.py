@@ -79,12 +79,20 @@ def test_the_page_of_a_run_and_of_its_log_are_alike(tmp_path: Path, capsys) -> N
     assert again == html
 
 
-def test_the_page_of_a_killed_run(tmp_path: Path) -> None:
+def test_the_page_of_a_killed_run(tmp_path: Path, capsys) -> None:
     log = tmp_path / "run.jsonl"
     log.write_text("\n".join(json.dumps(entry) for entry in entries(3)) + '\n{"record": "st')
     assert main(["report", str(log), "-o", str(tmp_path / "other.html")]) == 0
     html = (tmp_path / "other.html").read_text()
     assert "not ended" in html
+    plan = tmp_path / "plan.json"
+    for text, message in (
+        ("{", "no plan of hybridpar plan --json"), ("{}", "The plan is none"),
+        ('{"trainers": 2, "servers": []}', "Make one with --trainers 1 --servers 0"),
+    ):  # fmt: skip
+        plan.write_text(text)
+        assert main(["report", str(log), "--plan", str(plan)]) == 1
+        assert message in capsys.readouterr().err
     assert read(html).headings == [HEADINGS[0], HEADINGS[1], HEADINGS[6]]
 
 

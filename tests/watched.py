@@ -125,6 +125,13 @@ def told_alone(ctx: hp.TrainerContext) -> callbacks.End:
     return told.records[-1]
 
 
+def uneven(ctx: hp.TrainerContext) -> tuple[int, int, int]:
+    """The steps of a trainer, as it is told of them, and those of the job."""
+    told = Told()
+    result = make_loop(ctx, callbacks=[told]).fit(batches(ctx.rank, 3 + 2 * ctx.rank))
+    return result.steps, told.records[-1].steps, told.records[-1].step
+
+
 class Raises(callbacks.Callback):
     def __init__(self, where: str) -> None:
         self._where = where
@@ -149,10 +156,6 @@ class Raises(callbacks.Callback):
             raise ZeroDivisionError("my callback")
 
 
-def raising(ctx: hp.TrainerContext, where: str) -> None:
-    make_loop(ctx, callbacks=[Raises(where)] if ctx.rank == 0 else []).fit(batches(ctx.rank))
-
-
 class Hears(callbacks.Callback):
     """Writes what it hears of a failure to a file; raises then, which must change nothing."""
 
@@ -162,6 +165,11 @@ class Hears(callbacks.Callback):
     def on_failure(self, failure: callbacks.Failure) -> None:
         self._path.write_text(f"{failure.error!r} after {failure.end.steps} steps")
         raise RuntimeError("never mind")
+
+
+def raising(ctx: hp.TrainerContext, where: str, folder: str) -> None:
+    given = [Raises(where), Hears(folder, 0)] if ctx.rank == 0 else []
+    make_loop(ctx, callbacks=given).fit(batches(ctx.rank))
 
 
 def failing(ctx: hp.TrainerContext, folder: str, kills: bool) -> None:

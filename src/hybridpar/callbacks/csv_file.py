@@ -10,7 +10,7 @@ from typing import IO
 
 from typing_extensions import override
 
-from hybridpar.callbacks.logger import Interval, Logger, scalars_of
+from hybridpar.callbacks.logger import Interval, Logger, drop_cut_line, scalars_of
 from hybridpar.callbacks.records import End, Evaluation, Failure, Run, Step
 
 _FIRST = ("step", "epoch", "time")
@@ -38,6 +38,8 @@ class CSV(Logger):
     def on_start(self, run: Run) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         goes_on = run.step > 0 and self._path.is_file()
+        if goes_on:
+            drop_cut_line(self._path)
         self._columns = self._read_columns() if goes_on else []
         self._file = self._path.open("a" if goes_on else "w", newline="", encoding="utf-8")
 

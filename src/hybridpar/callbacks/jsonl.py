@@ -9,7 +9,7 @@ from typing import IO
 
 from typing_extensions import override
 
-from hybridpar.callbacks.logger import Interval, Logger
+from hybridpar.callbacks.logger import Interval, Logger, drop_cut_line
 from hybridpar.callbacks.records import End, Evaluation, Failure, Run, Saved, Step, as_json
 from hybridpar.errors import describe
 
@@ -72,6 +72,8 @@ class JSONL(Logger):
     @override
     def on_start(self, run: Run) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        if run.step and self._path.is_file():
+            drop_cut_line(self._path)
         self._file = self._path.open("a" if run.step else "w", encoding="utf-8")
         self._begun = True
         self._write(entry_of(run))

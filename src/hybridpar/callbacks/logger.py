@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from typing_extensions import override
@@ -11,6 +13,8 @@ from typing_extensions import override
 from hybridpar.callbacks.callback import Callback
 from hybridpar.callbacks.records import End, Failure, Step
 from hybridpar.errors import SpecError
+
+_BLOCK = 1 << 16
 
 
 @dataclass(slots=True)
@@ -94,6 +98,20 @@ class Logger(Callback):
         interval, self._interval = self._interval, Interval()
         if interval.last is not None:
             self.write(interval, interval.last)
+
+
+def drop_cut_line(path: Path) -> None:
+    """Cut off a last line that has no end: its process was killed, or the disk was full."""
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - _BLOCK)
+            file.seek(start)
+            last = file.read(end - start).rfind(b"\n")
+            end = start + last + 1
+            if last >= 0:
+                break
+        file.truncate(end)
 
 
 def scalars_of(interval: Interval, step: Step) -> Mapping[str, float]:

@@ -61,7 +61,7 @@ class ProgressBar(Callback):
         self._run = Run(rank=0, num_trainers=1, num_servers=0)
         self._interval = Interval()
         self._all = Interval()
-        self._shown = 0.0
+        self._began = self._shown = 0.0
         self._before = 0  # steps of the first epoch that were done before the fit
         self._stale: dict[str, dict[int, int]] = {}
 
@@ -70,7 +70,7 @@ class ProgressBar(Callback):
         self._run = run
         self._interval, self._all = Interval(), Interval()
         self._before = 0
-        self._shown = time.monotonic()
+        self._began = self._shown = time.monotonic()
         self._results = ""
         if self._draws and run.epochs:
             self._bar = _new_bar(self._total(run.steps_an_epoch), self._epoch(run.first_epoch))
@@ -90,7 +90,9 @@ class ProgressBar(Callback):
     def on_evaluation(self, evaluation: Evaluation) -> None:
         self._results = ", ".join(f"{k} {v:.4g}" for k, v in evaluation.results.items())
         if not self._draws:
-            self._print(f"{self._epoch(evaluation.epoch)}, step {evaluation.step}: {self._results}")
+            last = self._all.last  # an evaluation at the end of an epoch counts that one as done
+            epoch = self._run.first_epoch if last is None else last.epoch
+            self._print(f"{self._epoch(epoch)}, step {evaluation.step}: {self._results}")
 
     @override
     def on_end(self, end: End) -> None:
@@ -142,9 +144,10 @@ class ProgressBar(Callback):
         return found + ([self._results] if self._results and self._draws else [])
 
     def _left_s(self, step: Step) -> float | None:
-        total = self._total(step.steps_an_epoch)
-        rate = self._all.steps_per_second
-        return (total - self._all.steps) / rate if total is not None and rate else None
+        """Evaluations and checkpoints to come are taken to be as frequent as they were."""
+        total, done = self._total(step.steps_an_epoch), self._all.steps
+        elapsed = time.monotonic() - self._began
+        return None if total is None else max(0, total - done) * elapsed / done
 
     def _total(self, steps_an_epoch: int | None) -> int | None:
         """Steps of the fit, as far as the length of an epoch tells."""

@@ -111,6 +111,7 @@ class Prometheus(Callback):
 
     @override
     def on_step(self, step: Step) -> None:
+        dict(step.metrics)  # measured here: a scrape is answered in another thread
         self._counted.add(step)
 
     @override
@@ -183,7 +184,7 @@ def _of_step(step: Step) -> Iterator[_Family]:
         if samples:
             full = "server_" + name.replace("waited_s", "waited_seconds") + "_total"
             yield _Family(full, "counter", what, samples)
-    buckets = [bucket for table, counts in step.staleness.items() for bucket in _histogram(
+    buckets = [bucket for table, counts in dict(step.staleness).items() for bucket in _histogram(
         table, dict(counts))]  # fmt: skip
     if buckets:
         what = "By how many steps the rows of a batch were behind."

@@ -190,7 +190,7 @@ class End:
 
     Attributes:
         step: optimizer steps done, those before the fit included.
-        steps: of this fit.
+        steps: of this fit, those that this trainer had a batch for.
         skipped: how many of them were left out.
         samples: of this trainer.
         seconds: wall-clock time.

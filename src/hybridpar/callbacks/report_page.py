@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
@@ -13,13 +14,15 @@ from hybridpar.callbacks.logger import Interval, Logger
 from hybridpar.callbacks.records import End, Evaluation, Failure, Run, Saved, Step
 from hybridpar.report.collected import Collected
 from hybridpar.report.page import page
+from hybridpar.report.planned import planned_traffic
 
 
 class Report(Logger):
     """Writes one self-contained HTML page on a fit at its end, or when it fails.
 
-    It has the curves, where a step's time went, what each server moved, staleness, the plan, the
-    settings. Later fits of the same loop are added to it. What it keeps until then is bounded:
+    A page without curves is written as the fit begins: a path that cannot be written is told of
+    then. It has the curves, where a step's time went, what each server moved, staleness, the plan,
+    the settings. Later fits of the same loop are added to it. What it keeps until then is bounded:
     long curves are thinned out. ``hybridpar report`` makes the same page of a :class:`JSONL` log,
     also of a job that was killed.
 
@@ -27,6 +30,11 @@ class Report(Logger):
         path: the page; its folder is made.
         every: as for every logger: optimizer steps between two points of the curves.
         title: the page's title.
+        plan: what was planned, to be shown beside what is measured: ``hybridpar.plan(...)`` of as
+            many trainers and servers, with a sample of batches, as ``to_dict()`` gives it.
+
+    Raises:
+        SpecError: when a fit begins, if the plan is none, or for another cluster.
 
     Example:
         >>> def train(ctx):
@@ -36,19 +44,28 @@ class Report(Logger):
     on_every_trainer: ClassVar[bool] = False
 
     def __init__(
-        self, path: str | os.PathLike[str], *, every: int = 1, title: str = "hybridpar run"
+        self,
+        path: str | os.PathLike[str],
+        *,
+        every: int = 1,
+        title: str = "hybridpar run",
+        plan: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(every)
         self._path = Path(path)
         self._title = title
-        self._collected = Collected()
+        self._plan = plan
+        self._collected = Collected(plan)
 
     @override
     def on_start(self, run: Run) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if not run.step:
-            self._collected = Collected()
+            self._collected = Collected(self._plan)
         self._collected.add(entry_of(run))
+        if self._plan is not None:
+            planned_traffic(self._plan, self._collected.start)
+        self._publish()  # a path that cannot be written is told of now, not after hours
 
     @override
     def write(self, interval: Interval, step: Step) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from hybridpar.checkpoint.manifest import MANIFEST, Manifest
@@ -68,10 +69,10 @@ def publish(folder: Path, step: int, keep: int) -> Path:
     return final
 
 
-def keep_only(directory: Path, name: str) -> None:
-    """Remove all checkpoints of a directory but one."""
+def keep_only(directory: Path, names: Collection[str]) -> None:
+    """Remove all checkpoints of a directory but some, each of which is whole by itself."""
     for old in checkpoints(directory):
-        if old.name != name:
+        if old.name not in names:
             _remove(old)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from hybridpar.cli.arguments import Commands
 from hybridpar.report.collected import Collected
 from hybridpar.report.page import page
+from hybridpar.report.planned import planned_traffic, read_plan
 
 
 def add_to(commands: Commands) -> None:
@@ -26,12 +27,20 @@ def add_to(commands: Commands) -> None:
         help="the page; by default beside the log, with the ending .html",
     )  # fmt: skip
     parser.add_argument("--title", metavar="TEXT", help="the page's title; the log's name if not")
+    parser.add_argument(
+        "--plan", type=Path, metavar="FILE",
+        help="what hybridpar plan --json printed, to be shown beside what was measured",
+    )  # fmt: skip
     parser.set_defaults(command=_report)
 
 
 def _report(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output or arguments.log.with_suffix(".html")
-    html = page(Collected.read(arguments.log), arguments.title or arguments.log.stem)
+    run = Collected.read(arguments.log)
+    if arguments.plan is not None:
+        run.plan = read_plan(arguments.plan)
+        planned_traffic(run.plan, run.start)  # refuses one for another cluster
+    html = page(run, arguments.title or arguments.log.stem)
     try:
         output.write_text(html, encoding="utf-8")
     except OSError as error:

@@ -79,6 +79,8 @@ def plan(
     _check(trainers=trainers, servers=servers, steps=steps)
     if not (isinstance(gbit, (int, float)) and gbit > 0):
         raise SpecError(f"gbit is {gbit!r}. Give the speed of a link, a number above 0.")
+    if memory_bytes is not None:
+        _check(memory_bytes=memory_bytes)
     check_consistency(consistency, staleness)
     check_wire_dtype(wire_dtype)
     known = isinstance(model, HybridModel)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hybridpar import optim
-from hybridpar.errors import SpecError
+from hybridpar.errors import SpecError, describe
 from hybridpar.optim import SparseOptimizerSettings
 from hybridpar.specs import RemoteEmbeddingSpec
 from hybridpar.trainer.model import HybridModel
@@ -74,16 +74,14 @@ def read_batches(source: str, model_source: str) -> Any:
     """
     path, name = _split(source)
     if path.suffix in (".json", ".pt"):
-        _check_exists(path)
-        content = (
-            json.loads(path.read_text())
-            if path.suffix == ".json"
-            else torch.load(path, weights_only=True)
-        )
-        given = content if isinstance(content, list) else [content]
-        return [_batch(path, batch) for batch in given]
+        return _batches(path)
     if path.suffix != ".py":
         path, name = _split(model_source)[0], source
+        if path.suffix != ".py":
+            raise SpecError(
+                f"--batches {source} names something in a Python file, but the model is in {path}. "
+                "Give FILE.py:NAME, or a FILE.json or FILE.pt with ids."
+            )
     found = _named(_imported(path), path, name or _BATCHES_NAME)
     return _by_rank(found) if callable(found) else found
 
@@ -242,6 +240,26 @@ def _spec(table: dict[str, Any]) -> RemoteEmbeddingSpec:
     if "optimizer" in table:
         table["optimizer"] = optimizer_of(table["optimizer"])
     return RemoteEmbeddingSpec(table.pop("name"), **table)
+
+
+def _batches(path: Path) -> list[dict[str, Any]]:
+    """The batches of ids in a file."""
+    _check_exists(path)
+    try:
+        content = (
+            json.loads(path.read_text())
+            if path.suffix == ".json"
+            else torch.load(path, weights_only=True)
+        )
+        given = content if isinstance(content, list) else [content]
+        return [_batch(path, batch) for batch in given]
+    except SpecError:
+        raise
+    except Exception as error:  # torch.load raises whatever it stumbles over
+        raise SpecError(
+            f"{path} has no batches of ids: {describe(error)}. Give {{feature: ids}}, or a list of "
+            'such; ids are a tensor, or {"ids": ..., "offsets": ...}.'
+        ) from error
 
 
 def _batch(path: Path, batch: object) -> dict[str, Any]:

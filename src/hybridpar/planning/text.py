@@ -6,10 +6,11 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hybridpar.wording import many, size
+
 if TYPE_CHECKING:
     from hybridpar.planning.report import PlanReport
 
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _WIDTH = 100
 
 
@@ -17,7 +18,7 @@ def written(plan: PlanReport) -> str:
     """The whole report."""
     servers = len(plan.servers)
     parts = [
-        f"{_count(plan.trainers, 'trainer')}, {_count(servers, 'server')}; {plan.consistency}, "
+        f"{many(plan.trainers, 'trainer')}, {many(servers, 'server')}; {plan.consistency}, "
         f"{plan.wire_dtype} on the wire, {plan.gbit:g} Gbit/s a machine",
         "",
         *_tables(plan),
@@ -68,7 +69,7 @@ def _servers(plan: PlanReport) -> list[str]:
         if plan.steps:
             row += [
                 _number(server.ids_a_step), _number(server.rows_a_step),
-                size(server.received_a_step), size(server.sent_a_step),
+                _size(server.received_a_step), _size(server.sent_a_step),
                 _seconds(server.network_s), _seconds(server.update_s),
             ]  # fmt: skip
         rows.append(row)
@@ -80,8 +81,9 @@ def _trainer(plan: PlanReport) -> list[str]:
     lines = []
     if plan.steps:
         lines.append(
-            f"each trainer: {size(trainer.sent_a_step)} out and {size(trainer.received_a_step)} in "
-            f"a step, {size(trainer.all_reduced_a_step)} each way for the all-reduce "
+            f"each trainer: {_size(trainer.sent_a_step)} out and "
+            f"{_size(trainer.received_a_step)} in a step, "
+            f"{_size(trainer.all_reduced_a_step)} each way for the all-reduce "
             f"({_seconds(trainer.network_s)} of its link); {_seconds(trainer.compute_s)} of work"
         )
     if trainer.dense_bytes is None:
@@ -93,7 +95,7 @@ def _memory(plan: PlanReport) -> str:
     most = max(server.num_bytes for server in plan.servers)
     all_bytes = sum(server.num_bytes for server in plan.servers)
     line = f"memory: {size(most)} on the fullest server, {size(all_bytes)} on all together"
-    if plan.memory_bytes is None:
+    if not plan.memory_bytes:  # not known, or none is left
         return line
     return f"{line}; a server may take {size(plan.memory_bytes)} ({most / plan.memory_bytes:.1%})"
 
@@ -110,18 +112,8 @@ def columns(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) ->
     ]
 
 
-def size(num_bytes: float | None) -> str:
-    """Bytes, in decimal units."""
-    if num_bytes is None:
-        return "-"
-    value, unit = float(num_bytes), 0
-    while value >= 1000 and unit < len(_UNITS) - 1:
-        value, unit = value / 1000, unit + 1
-    return f"{value:.0f} {_UNITS[unit]}" if unit == 0 else f"{value:.3g} {_UNITS[unit]}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def _size(num_bytes: float | None) -> str:
+    return "-" if num_bytes is None else size(num_bytes)
 
 
 def _ranks(servers: Sequence[int]) -> str:

@@ -65,7 +65,8 @@ class Collected:
     """A run, entry after entry.
 
     Attributes:
-        start: the newest start: plan, settings, versions.
+        plan: what `hybridpar plan` foretold, as `PlanReport.to_dict` gives it.
+        start: the newest start: where tables are, settings, versions.
         first_time: when the first fit began.
         points: the curves.
         evaluations: the newest evaluations.
@@ -76,6 +77,7 @@ class Collected:
         profile: the newest.
     """
 
+    plan: Mapping[str, Any] | None = None
     start: dict[str, Any] = field(default_factory=dict)
     first_time: float | None = None
     points: list[Point] = field(default_factory=list)

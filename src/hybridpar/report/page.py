@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from html import escape
-from typing import Any
 
 from hybridpar.report import sections
 from hybridpar.report.charts import Line, line_chart, short
 from hybridpar.report.collected import Collected
 from hybridpar.report.style import CSS, NUM_COLOURS, SCRIPT
+from hybridpar.wording import many
 
 
 def page(run: Collected, title: str = "") -> str:
@@ -40,12 +40,12 @@ def _head(run: Collected, title: str) -> Iterator[str]:
     facts = [
         f"{_state(run)} after {_duration(seconds)}",
         f"began {began:%Y-%m-%d %H:%M} UTC on {start['host']}",
-        f"{_many(start['num_trainers'], 'trainer')} on {start['device'].partition(':')[0]}",
-        _many(start["num_servers"], "server"),
+        f"{many(start['num_trainers'], 'trainer')} on {start['device'].partition(':')[0]}",
+        many(start["num_servers"], "server"),
         start["consistency"],
     ]
     if start.get("attempt"):
-        facts.append(_many(start["attempt"], "restart"))
+        facts.append(many(start["attempt"], "restart"))
     yield f'<h1>{escape(title)}</h1><p class="soft">{escape(" · ".join(facts))}</p>'
     if run.last and run.last["record"] == "failure":
         yield f'<div class="bad">{escape(run.last["error"])}</div>'
@@ -151,7 +151,3 @@ def _duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _many(count: Any, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

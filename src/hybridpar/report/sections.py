@@ -8,6 +8,8 @@ from typing import Any
 
 from hybridpar.report.charts import columns, short, stacked_bar, swatch
 from hybridpar.report.collected import Collected
+from hybridpar.report.planned import planned_traffic
+from hybridpar.wording import size
 
 _NUMERIC = "n"
 
@@ -69,22 +71,25 @@ def traffic(run: Collected) -> Iterator[str]:
         return
     steps = run.steps
     samples = run.samples / steps
-    planned = {server["name"]: server for server in run.start["servers"]}
+    held = {server["name"]: server for server in run.start["servers"]}
+    planned = {} if run.plan is None else planned_traffic(run.plan, run.start)
     most_rows = max((c["rows"] for c in run.servers.values()), default=0) or 1
     moved = {s: c["id_bytes"] + c["row_bytes"] + c["gradient_bytes"]
              for s, c in run.servers.items()}  # fmt: skip
     most_bytes = max(moved.values(), default=0) or 1
     rows = []
     for name, counts in run.servers.items():
-        plan = planned.get(name, {})
-        expected = plan.get("ids_a_sample", 0.0) * samples
+        on = held.get(name, {})
+        expected = planned.get(name)
+        rows_planned = on.get("ids_a_sample", 0.0) * samples if expected is None else expected.rows
         rows.append(
             [
                 f"<b>{escape(name)}</b>",
-                size(plan.get("num_bytes", 0)),
+                size(on.get("num_bytes", 0)),
                 _metered(short(counts["rows"] / steps), counts["rows"] / most_rows, 0),
-                short(expected),
+                short(rows_planned),
                 _metered(size(moved[name] / steps), moved[name] / most_bytes, 2),
+                *([size(expected.num_bytes)] if expected else [""] if planned else []),
                 size(counts["id_bytes"] / steps),
                 size(counts["row_bytes"] / steps),
                 size(counts["gradient_bytes"] / steps),
@@ -92,16 +97,22 @@ def traffic(run: Collected) -> Iterator[str]:
                 f"{1000 * counts['waited_s'] / steps:.3g}",
             ]
         )
-    head = ["server", "holds", "rows a step", "planned", "bytes a step", "ids", "rows",
-            "gradients", "by socket", "ms waited"]  # fmt: skip
+    head = ["server", "holds", "rows a step", "planned", "bytes a step",
+            *(["planned"] if planned else []),
+            "ids", "rows", "gradients", "by socket", "ms waited"]  # fmt: skip
+    foretold = (
+        "Planned is this trainer's share of what <code>hybridpar plan</code> told, bytes with "
+        "what frames a message."
+        if planned
+        else "Planned are the rows that the tables' <code>pooling_factor</code> tells of, 1 a "
+        "sample where it is not given; a plan with a sample tells bytes, too."
+    )
     yield (
         "<h2>Rows touched and bytes moved, by server</h2>"
         '<div class="card"><div class="wide" tabindex="0">'
         + _table(head, rows)
         + f'</div><p class="soft">By trainer 0 in a step, mean of {steps:,}; {samples:,.4g} '
-        "samples a step. Planned are the rows that the tables' <code>pooling_factor</code> tells "
-        "of, 1 a sample where it is not given. What is not by socket is in memory that both "
-        "see.</p></div>"
+        f"samples a step. {foretold} What is not by socket is in memory that both see.</p></div>"
     )
 
 
@@ -188,15 +199,6 @@ def settings(run: Collected) -> Iterator[str]:
     ]
     if cards:
         yield f'<h2>Settings and versions</h2><div class="grid3">{"".join(cards)}</div>'
-
-
-def size(num_bytes: float) -> str:
-    """Bytes, short."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(num_bytes) < 1000:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.3g} TB"
 
 
 def _shards(table: Mapping[str, Any]) -> str:

@@ -38,6 +38,7 @@ from hybridpar.trainer.parts import (
 )
 from hybridpar.trainer.passes import Passes
 from hybridpar.trainer.progress import FitResult, Progress
+from hybridpar.trainer.samples import SampleCount
 from hybridpar.trainer.settings import (
     Consistency,
     NonFinite,
@@ -93,8 +94,9 @@ class TrainerLoop(Evaluating[Batch], Generic[Batch]):
         progress: whether trainer 0 shows how far it is: a bar on a terminal (extra ``progress``),
             plain lines elsewhere. None shows it on a terminal alone.
         report: where trainer 0 writes an HTML page on each fit; see :class:`callbacks.Report`.
-        samples: called with a batch; returns how many samples it has, for callbacks to count. None
-            takes the first dimension of the first tensor in the output, or else in the batch.
+        samples: called with a batch; returns how many samples it has: callbacks count them, and
+            in :meth:`evaluate` the batch's loss counts as often. None takes the first dimension of
+            the first tensor in the output.
 
     Raises:
         SpecError: if an optimizer is of the wrong kind, a setting is wrong, the trainers' specs
@@ -171,7 +173,8 @@ class TrainerLoop(Evaluating[Batch], Generic[Batch]):
             "non_finite": non_finite,
         }  # fmt: skip
         told = chosen(callbacks, progress, report)
-        self._watching = Watching(told, model, self.dense_optimizer, samples, accumulate, settings)
+        count = SampleCount(ctx, samples)
+        self._watching = Watching(told, model, self.dense_optimizer, count, accumulate, settings)
         self._steps = built_steps(
             model,
             ctx,
@@ -189,7 +192,7 @@ class TrainerLoop(Evaluating[Batch], Generic[Batch]):
             non_finite=non_finite,
         )
         self._checkpoint = checkpoint
-        self._evaluator = Evaluator(self._steps)
+        self._evaluator = Evaluator(self._steps, count)
         self._holders = self._steps.holders
         self._saver = Saver(model._connected, self._holders, self._watching.saved)
         self._passes = Passes(self._steps, self._saver, self._holders, checkpoint, self._watching)
@@ -258,6 +261,7 @@ class TrainerLoop(Evaluating[Batch], Generic[Batch]):
         progress = Progress()
         if resume:
             self._passes.resume(self._settings())
+            validation.resumed(self._ctx.step or 0)
         source = Batches(batches, epochs)
         self.model.train()
         profiler = Profiler(self.model._connected) if profile else None
@@ -269,11 +273,11 @@ class TrainerLoop(Evaluating[Batch], Generic[Batch]):
                 progress.begin_epoch()
                 self._passes.run(source, progress, profiler, validation)
             self._saver.finish()
-        report = profiler.report(progress.steps) if profiler else None
-        staleness = self.model._connected_exchange.staleness
-        seconds = time.perf_counter() - started
-        result = validation.finished(progress.result(seconds, staleness, report))
-        self._watching.ended(result)
+            report = profiler.report(progress.steps) if profiler else None
+            staleness = self.model._connected_exchange.staleness
+            seconds = time.perf_counter() - started
+            result = validation.finished(progress.result(seconds, staleness, report))
+            self._watching.ended(result)
         if report is not None and self._ctx.rank == 0:
             print(report)  # noqa: T201 - what was asked for
         _logger.info("%s: %d steps in %.1f s", self._ctx.name, result.steps, result.seconds)

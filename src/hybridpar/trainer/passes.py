@@ -12,6 +12,7 @@ from hybridpar.trainer.checkpointing.checkpoint import Checkpoint, Position
 from hybridpar.trainer.checkpointing.random_states import rewind
 from hybridpar.trainer.checkpointing.saver import Saver
 from hybridpar.trainer.dense import copy_from
+from hybridpar.trainer.evaluation.agreement import check_alike
 from hybridpar.trainer.evaluation.pace import Pace
 from hybridpar.trainer.evaluation.validation import Validation
 from hybridpar.trainer.observing.profile import Profiler
@@ -60,6 +61,9 @@ class Passes(Generic[Batch]):
         """Go on from the newest checkpoint, if there is one."""
         self._saver.finish()
         found = checkpoints(Path(settings.directory).absolute())
+        # A directory that the trainers' hosts do not share would leave some of them waiting.
+        seen: dict[str, object] = {"newest checkpoint": found[-1].name if found else "none"}
+        check_alike(self._steps.model._connected, "resume", seen)
         if found:
             position, own = self._saver.load(found[-1], None, dense=True, state=True)
             self.done = position.epoch

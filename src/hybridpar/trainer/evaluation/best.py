@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from hybridpar.checkpoint.folders import keep_only, name_of
+from hybridpar.checkpoint.folders import checkpoints, keep_only, name_of
 from hybridpar.trainer.checkpointing.checkpoint import Checkpoint, Position
 from hybridpar.trainer.checkpointing.saver import Saver
 from hybridpar.trainer.context import TrainerContext
@@ -31,10 +31,22 @@ class BestModel:
         )
 
     def save(self, position: Position) -> None:
-        """This is the best one: in place of what was."""
+        """This is the best one: in place of what was.
+
+        What was the best when a checkpoint was taken that is still there stays with it: a run
+        that is resumed from that checkpoint may find no better one.
+        """
         self._saver.save(self._settings, position)
         if self._ctx.rank == 0:
-            keep_only(self._folder, name_of(position.step))
+            there = self._names()
+            kept = [max((best for best in there if best <= taken.name), default="")
+                    for taken in checkpoints(self._folder.parent)]  # fmt: skip
+            keep_only(self._folder, {name_of(position.step), *kept})
+
+    def resumed(self, step: int) -> None:
+        """Training goes on from this step: what was the best after it is so no more."""
+        if self._ctx.rank == 0:
+            keep_only(self._folder, [best for best in self._names() if best <= name_of(step)])
 
     def restore(self, patience: Patience) -> None:
         """Take the best model, with its optimizers; steps are counted on."""
@@ -45,3 +57,6 @@ class BestModel:
         self._saver.load(self._folder / name_of(patience.best_step), None, dense=True, state=True)
         self._ctx.step = step
         patience.load_state_dict(seen)
+
+    def _names(self) -> list[str]:
+        return [folder.name for folder in checkpoints(self._folder)]

@@ -45,7 +45,7 @@ class Evaluating(Saving, Generic[Batch]):
 
         Returns:
             The results by name. A batch's loss counts as often as the first tensor of the output
-            has rows.
+            has rows, or as the loop's ``samples`` says.
 
         Raises:
             InputError: if no trainer has a batch, or a batch is refused as in :meth:`fit`.

@@ -18,6 +18,7 @@ from hybridpar.trainer.checkpointing.random_states import unmoved
 from hybridpar.trainer.dense import buffers_of
 from hybridpar.trainer.evaluation.agreement import check_alike
 from hybridpar.trainer.losses import total_loss
+from hybridpar.trainer.samples import SampleCount
 from hybridpar.trainer.steps import Steps
 
 Batch = TypeVar("Batch")
@@ -34,10 +35,12 @@ class Evaluator(Generic[Batch]):
 
     Args:
         steps: whose model, loss and precision it is.
+        samples: counts a batch's.
     """
 
-    def __init__(self, steps: Steps[Batch]) -> None:
+    def __init__(self, steps: Steps[Batch], samples: SampleCount) -> None:
         self._steps = steps
+        self._samples = samples
         self._ctx = steps.ctx
         self._count = 0
         self._touched = 0.0
@@ -54,7 +57,7 @@ class Evaluator(Generic[Batch]):
             self._steps.model._connected_exchange.settle()
             # When all are here all updates are applied, and none comes before all have left.
             self._count += 1
-            check_alike(tables, f"evaluation {self._count}", {"metrics": sorted(metrics)})
+            check_alike(tables, f"evaluation {self._count}", {"metrics": kinds_of(metrics)})
             with buffers_of(0, self._ctx, self._steps.model), _evaluating(self._steps.model):
                 sums = torch.zeros(2, dtype=torch.float64)
                 for batch in batches:
@@ -89,14 +92,13 @@ class Evaluator(Generic[Batch]):
         given = None if inputs is None else inputs(output, batch)
         for name, metric in metrics.items():
             metric.update(*self._for_metric(name, given))
-        samples = _num_samples(output)
-        if samples is None:
-            samples = _num_samples(given)
+        samples = self._samples.of(batch, output, given)
         if samples is None:
             raise InputError(
                 f"evaluate on {self._ctx.name} cannot tell how many samples a batch has: forward "
                 "returned no tensor with a row a sample. Give inputs=lambda output, batch: "
-                "(predictions, target), predictions with a row a sample."
+                "(predictions, target), predictions with a row a sample; or "
+                "TrainerLoop(samples=lambda batch: ...)."
             )
         total = float(loss) * samples if samples else 0.0  # of no samples the mean is NaN
         return torch.tensor([total, samples], dtype=torch.float64)
@@ -159,6 +161,17 @@ def check_metrics(metrics: object, inputs: object) -> None:
         )
 
 
+def kinds_of(metrics: Mapping[str, Metric]) -> dict[str, str]:
+    """What must be alike on all trainers: the metrics, and the shapes of what they add up."""
+    return {
+        name: " ".join(
+            [type(metric).__name__]
+            + [str(tuple(state.shape)) for _, state in sorted(metric.sums.items()) if state.ndim]
+        )
+        for name, metric in sorted(metrics.items())
+    }
+
+
 @contextmanager
 def _evaluating(model: torch.nn.Module) -> Iterator[None]:
     """Eval mode, no gradients; afterwards every module is in the mode that it was in."""
@@ -170,14 +183,3 @@ def _evaluating(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def _num_samples(value: object) -> int | None:
-    """The rows of the first tensor that has some; None if there is none."""
-    if isinstance(value, Tensor):
-        return value.shape[0] if value.ndim else None
-    if isinstance(value, Mapping):
-        value = tuple(value.values())
-    if not isinstance(value, (tuple, list)):
-        return None
-    return next((n for n in map(_num_samples, value) if n is not None), None)

@@ -14,7 +14,7 @@ from hybridpar.trainer.checkpointing.checkpoint import Position
 from hybridpar.trainer.evaluation.agreement import check_alike
 from hybridpar.trainer.evaluation.best import BestModel
 from hybridpar.trainer.evaluation.early_stopping import EarlyStopping, Patience
-from hybridpar.trainer.evaluation.evaluator import Evaluator, Inputs, check_metrics
+from hybridpar.trainer.evaluation.evaluator import Evaluator, Inputs, check_metrics, kinds_of
 from hybridpar.trainer.evaluation.pace import Pace
 from hybridpar.trainer.progress import FitResult
 from hybridpar.trainer.tables import RemoteTables
@@ -74,7 +74,7 @@ class EvalSettings(Generic[Batch]):
         alike: dict[str, object] = {
             "eval_batches": "none" if self.batches is None else "some",
             "eval_every": self.every,
-            "metrics": sorted(self.metrics or {}),
+            "metrics": kinds_of(self.metrics or {}),
             "early_stopping": self.stopping,
         }
         check_alike(tables, f"fit {number}", alike)
@@ -97,6 +97,11 @@ class Validation(Generic[Batch]):
         self._best = best
         self._evaluations: list[Evaluation] = []
         self.patience = None if settings.stopping is None else Patience(settings.stopping)
+
+    def resumed(self, step: int) -> None:
+        """The fit goes on from a checkpoint of this step, or from the beginning."""
+        if self._best is not None:
+            self._best.resumed(step)
 
     @property
     def is_over(self) -> bool:

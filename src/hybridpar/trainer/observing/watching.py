@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hybridpar.callbacks.callback import Callback
 from hybridpar.callbacks.records import End, Evaluation, Failure, Profile, Saved, Step
-from hybridpar.errors import CallbackError, HybridParError, SpecError, describe
+from hybridpar.errors import CallbackError, HybridParError, describe
 from hybridpar.trainer.model import HybridModel
 from hybridpar.trainer.observing.told import learning_rates, run_of, steps_of
 from hybridpar.trainer.observing.traffic import Traffic
 from hybridpar.trainer.progress import FitResult, Progress
+from hybridpar.trainer.samples import SampleCount
 
 _logger = logging.getLogger("hybridpar")
 
@@ -30,8 +30,7 @@ class Watching:
         callbacks: those of the loop.
         model: the loop's, connected.
         dense_optimizer: the dense half's, if it has parameters.
-        samples: called with a batch, returns how many samples it has; None looks at the first
-            dimension of the output.
+        samples: counts a batch's.
         accumulate: batches a step.
         settings: the loop's settings, for the record of a run.
     """
@@ -41,7 +40,7 @@ class Watching:
         callbacks: Sequence[Callback],
         model: HybridModel[Any],
         dense_optimizer: torch.optim.Optimizer | None,
-        samples: Callable[[Any], int] | None,
+        samples: SampleCount,
         accumulate: int,
         settings: Mapping[str, object],
     ) -> None:
@@ -54,11 +53,12 @@ class Watching:
         self._accumulate = accumulate
         self._settings = settings
         self._fits = False
+        self._in_fit: list[Callback] = []  # those that have not heard of the fit's end
         self._traffic: Traffic | None = None
         self._epoch = 0
         self._step_in_epoch = 0
         self._steps_an_epoch: int | None = None
-        self._samples = self._all_samples = self._skipped = self._first_step = 0
+        self._samples = self._all_samples = self._skipped = self._steps = 0
         self._began = self._last = 0.0  # of the fit, and when the last step was done
         self._waited_before = self._waited = 0.0
         self._active = 1
@@ -75,7 +75,7 @@ class Watching:
 
         def counted(output: Any, batch: Any) -> Any:
             if self._fits and torch.is_grad_enabled():  # it may evaluate, too
-                self._samples += self._count(output, batch)
+                self._samples += self._samples_of.of(batch, output, batch) or 0
             return loss(output, batch)
 
         return counted
@@ -90,13 +90,13 @@ class Watching:
         self._steps_an_epoch = steps_of(batches, self._accumulate) or self._steps_an_epoch
         self._began = self._last = time.perf_counter()
         self._waited_before = self._waited = traffic.waited_s()
-        self._samples = self._all_samples = self._skipped = 0
-        self._first_step = self._ctx.step or 0
+        self._samples = self._all_samples = self._skipped = self._steps = 0
         run = run_of(
             self._tables, self._settings, self._rates,
             first_epoch=first_epoch, epochs=epochs, steps_an_epoch=self._steps_an_epoch,
         )  # fmt: skip
         self._fits = True
+        self._in_fit = list(self._callbacks)
         try:
             self._tell("on_start", run)
             yield
@@ -121,6 +121,7 @@ class Watching:
         if traffic is None or progress.latest is None:
             return
         now, waited = time.perf_counter(), traffic.waited_s()
+        self._steps += 1
         self._step_in_epoch += 1
         step = Step(
             step=self._ctx.step or 0,
@@ -161,15 +162,19 @@ class Watching:
 
     def ended(self, result: FitResult) -> None:
         """The fit is done."""
-        if self.is_on:
-            self._tell("on_end", self._end(result))
+        if not self.is_on:
+            return
+        end = self._end(result)
+        while self._in_fit:
+            callback = self._in_fit.pop(0)
+            with self._named(callback, "on_end"):
+                callback.on_end(end)
 
     def _end(self, result: FitResult | None = None) -> End:
         profile = None if result is None else result.profile
-        step = self._ctx.step or 0
         return End(
-            step=step,
-            steps=step - self._first_step,
+            step=self._ctx.step or 0,
+            steps=self._steps,
             skipped=self._skipped,
             samples=self._all_samples,
             seconds=time.perf_counter() - self._began if result is None else result.seconds,
@@ -191,7 +196,7 @@ class Watching:
                 getattr(callback, method)(record)
 
     def _fail(self, failure: Failure) -> None:
-        for callback in self._callbacks:
+        for callback in self._in_fit:
             try:
                 callback.on_failure(failure)
             except Exception:  # noqa: PERF203 - told once a fit at most
@@ -217,29 +222,3 @@ class Watching:
                 f"(step {self._ctx.step or 0}). Mend the callback, or leave it out of "
                 "TrainerLoop(callbacks=…)."
             ) from error
-
-    def _count(self, output: object, batch: object) -> int:
-        if self._samples_of is None:
-            found = _first_dimension(output)
-            return (found if found is not None else _first_dimension(batch)) or 0
-        samples = self._samples_of(batch)
-        if not isinstance(samples, int):
-            raise SpecError(
-                f"samples returned {samples!r} on {self._ctx.name}. Return how many samples the "
-                "batch has: a whole number."
-            )
-        return samples
-
-
-def _first_dimension(value: object) -> int | None:
-    """The length of the first tensor in it that has one; None if there is none."""
-    if isinstance(value, Tensor):
-        return value.shape[0] if value.dim() else None
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            found = _first_dimension(item)
-            if found is not None:
-                return found
-    return None
