@@ -219,8 +219,9 @@ def test_torch_export_with_only_some_rows(folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # those of other packages
-def test_onnx(folder: Path, tmp_path: Path) -> None:
+def test_onnx(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxscript")
+    monkeypatch.setattr(pytest.importorskip("tqdm").tqdm, "monitor_interval", 0)  # no thread
     run_of = pytest.importorskip("onnx.reference").ReferenceEvaluator
     path = tmp_path / "model.onnx"
     torch.onnx.export(of_any_size(folder), f=str(path), dynamo=True, verbose=False)
