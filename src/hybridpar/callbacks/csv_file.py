@@ -52,13 +52,7 @@ class CSV(Logger):
         self._row(evaluation, evaluation.results)
 
     @override
-    def on_end(self, end: End) -> None:
-        super().on_end(end)
-        self._close()
-
-    @override
-    def on_failure(self, failure: Failure) -> None:
-        super().on_failure(failure)
+    def close(self, record: End | Failure) -> None:
         self._close()
 
     def _row(self, record: Step | Evaluation, values: Mapping[str, float]) -> None:

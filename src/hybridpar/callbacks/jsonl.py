@@ -91,14 +91,11 @@ class JSONL(Logger):
         self._write(entry_of(checkpoint))
 
     @override
-    def on_end(self, end: End) -> None:
-        super().on_end(end)
-        self._close(entry_of(end))
-
-    @override
-    def on_failure(self, failure: Failure) -> None:
-        super().on_failure(failure)
-        self._close(entry_of(failure))
+    def close(self, record: End | Failure) -> None:
+        self._write(entry_of(record))
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _write(self, entry: dict[str, object]) -> None:
         line = json.dumps(entry) + "\n"
@@ -108,9 +105,3 @@ class JSONL(Logger):
         elif self._begun:  # between two fits
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line)
-
-    def _close(self, entry: dict[str, object]) -> None:
-        self._write(entry)
-        if self._file is not None:
-            self._file.close()
-            self._file = None

@@ -80,6 +80,10 @@ class Logger(Callback):
         """Write down an interval, which ends with a step."""
         raise NotImplementedError
 
+    def close(self, record: End | Failure) -> None:
+        """The fit has ended, and every interval of it is written."""
+        raise NotImplementedError
+
     @override
     def on_step(self, step: Step) -> None:
         self._interval.add(step)
@@ -89,10 +93,12 @@ class Logger(Callback):
     @override
     def on_end(self, end: End) -> None:
         self._flush()
+        self.close(end)
 
     @override
     def on_failure(self, failure: Failure) -> None:
         self._flush()
+        self.close(failure)
 
     def _flush(self) -> None:
         interval, self._interval = self._interval, Interval()

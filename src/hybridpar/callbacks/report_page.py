@@ -80,15 +80,8 @@ class Report(Logger):
         self._collected.add(entry_of(checkpoint))
 
     @override
-    def on_end(self, end: End) -> None:
-        super().on_end(end)
-        self._collected.add(entry_of(end))
-        self._publish()
-
-    @override
-    def on_failure(self, failure: Failure) -> None:
-        super().on_failure(failure)
-        self._collected.add(entry_of(failure))
+    def close(self, record: End | Failure) -> None:
+        self._collected.add(entry_of(record))
         if self._collected.start:
             self._publish()
 

@@ -65,13 +65,7 @@ class TensorBoard(Logger):
         self._writer.flush()
 
     @override
-    def on_end(self, end: End) -> None:
-        super().on_end(end)
-        self._close()
-
-    @override
-    def on_failure(self, failure: Failure) -> None:
-        super().on_failure(failure)
+    def close(self, record: End | Failure) -> None:
         self._close()
 
     def _close(self) -> None:
