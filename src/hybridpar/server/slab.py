@@ -14,9 +14,11 @@ from torch import Tensor
 
 from hybridpar.checkpoint.files import write_rows
 from hybridpar.checkpoint.manifest import ROWS, ShardEntry
-from hybridpar.kernels import add_rows, gather_rows, pool_rows
+from hybridpar.kernels import add_bags, add_rows, are_compiled, gather_rows, pool_rows
+from hybridpar.kernels.compiled import step_rows
 from hybridpar.messages import WEIGHT, SlabLookup, SlabPush
-from hybridpar.server.gradients import BagGradients, RowGradients, Split, by_row, of_bags
+from hybridpar.server.compiled_rules import compiled_step
+from hybridpar.server.gradients import BagGradients, RowGradients, by_row, of_bags
 from hybridpar.server.initial_values import fill
 from hybridpar.server.lanes import ONE_LANE, Lanes
 from hybridpar.server.rules import is_linear, needs_rows, rule_for
@@ -44,7 +46,7 @@ class Slab:
         self._rule = rule_for(self._settings)
         self._linear = is_linear(self._settings)
         self._needs_rows = needs_rows(self._settings)
-        self._starts = [part.first_row for part in layout.parts]
+        self._compiled = are_compiled() and layout.kind.dtype == torch.float32
         self._parts = layout.parts
         self._snapshot: Snapshot | None = None
         self._touched: Tensor | None = None  # (R,) bool: since the last checkpoint, if it matters
@@ -109,18 +111,23 @@ class Slab:
         for gradient in gradients:
             self._before_change(gradient.indices)
         count = lanes.count_for(sum(gradient.indices.numel() for gradient in gradients))
-        split = Split(gradients, self._starts, count)
         if self._linear and self._kind.dtype == torch.float32:
-            lanes.run(lambda number: self._add(split.part(number), -lr / divisor), count)
+            factor = -lr / divisor
+            lanes.run(lambda number: self._add(gradients, factor, number, count), count)
         else:
-            part, factor = split.by_row(), scale / divisor
+            part, factor = by_row(gradients, count), scale / divisor
             lanes.run(lambda number: self._apply_rule(part(number), lr, t, factor), count)
 
-    def _add(self, gradients: Sequence[BagGradients], factor: float) -> None:
-        for gradient in gradients:
-            add_rows(self.weight, gradient.indices, gradient.grads * factor, gradient.bags)
+    def _add(self, gradients: Sequence[BagGradients], factor: float, part: int, parts: int) -> None:
+        for indices, offsets, grads in gradients:
+            add_bags(self.weight, indices, offsets, grads, factor, part=part, parts=parts)
 
     def _apply_rule(self, gradients: RowGradients, lr: float, t: int, factor: float) -> None:
+        step = compiled_step(self._settings, lr, t) if self._compiled else None
+        if step is not None:
+            states = list(self.state.values())
+            step_rows(step, self.weight, states, *gradients, factor)
+            return
         for rows, grads in gradients.sums():
             self._step_rows(rows, grads.mul_(factor), lr, t)
 
@@ -145,7 +152,7 @@ class Slab:
         if not pushes:
             return 0.0
         total = 0.0
-        for _, grads in by_row([of_bags(push) for push in pushes]).sums():
+        for _, grads in by_row([of_bags(push) for push in pushes])(0).sums():
             total += float(grads.div_(divisor).square().sum())
         return total
 

@@ -183,7 +183,7 @@ class Router:
             features[feature] = spec, checked, placement
             for piece in cut(feature, asked_of_servers(spec, checked), placement):
                 pieces.setdefault((piece.server, piece.slab), []).append(piece)
-        for of_slab in pieces.values():  # by table, so that a server can cut an update between two
+        for of_slab in pieces.values():  # by table, as they lie in memory
             of_slab.sort(key=lambda piece: piece.first_row)
         lookups = tuple(
             Lookups(
