@@ -145,15 +145,23 @@ def first_non_finite(tensors: Sequence[tuple[str, Tensor]]) -> str:
     """The name of the first tensor that holds NaN or infinity, and which; empty if none does.
 
     A sum is far cheaper than a look at every value, and shows any of them. It may overflow though
-    no value did, so it only ever acquits.
+    no value did, so it only ever acquits. So may that of the whole tensor that several are views
+    of: the gradients of embeddings that were concatenated, say.
     """
     if not tensors:
         return ""
-    sums = [_values(tensor).sum() for _, tensor in tensors]
+    wholes = {id(whole): whole for whole in (_whole(tensor) for _, tensor in tensors)}
+    sums = [_values(whole).sum() for whole in wholes.values()]
     total = sums[0] if len(sums) == 1 else torch.stack([each.float() for each in sums]).sum()
     if math.isfinite(total.item()):
         return ""
     return next((name for name, tensor in tensors if not _values(tensor).isfinite().all()), "")
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The contiguous tensor that a strided one is a view of; else itself."""
+    base = tensor._base
+    return tensor if base is None or tensor.is_contiguous() else base
 
 
 def _values(tensor: Tensor) -> Tensor:

@@ -53,9 +53,11 @@ class RemoteTables:
         self.model_id = placed.model_id
         self.ctx = ctx
         self.frozen = {spec.name for spec in request.specs if not spec.trainable}
-        used = set(self.plan.modules.values()).union(
-            rank for rank, slabs in enumerate(self.plan.slabs) if slabs
-        )
+        self._servers_of = {name: {rank} for name, rank in self.plan.modules.items()} | {
+            name: {shard.server for shard in placement.shards}
+            for name, placement in self.plan.placements.items()
+        }
+        used = set[int]().union(*self._servers_of.values())
         self.servers = {rank: ctx._servers[rank] for rank in sorted(used)}
         for rank, server in self.servers.items():
             held = [name for name in self.specs if rank in self.servers_of(name)]
@@ -221,9 +223,7 @@ class RemoteTables:
 
     def servers_of(self, table: str) -> set[int]:
         """The servers that hold some of a table, or a module."""
-        if table in self.plan.modules:
-            return {self.plan.modules[table]}
-        return {shard.server for shard in self.plan.placements[table].shards}
+        return self._servers_of[table]
 
     def server_timings(self) -> dict[str, dict[str, float]]:
         """For each server's name, seconds since the model was made, by phase."""
