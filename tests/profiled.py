@@ -12,7 +12,7 @@ from worlds import make_batch
 
 def train(ctx: hp.TrainerContext, consistency: str) -> tuple[hp.FitResult, str]:
     """The result, and what was printed."""
-    loop = make_loop(ctx, consistency=consistency)
+    loop = make_loop(ctx, consistency=consistency, average_by="ddp")
     batches = [make_batch(1000 * step + ctx.rank, bags=True) for step in range(30)]
     assert loop.fit(batches[:3]).profile is None
     printed = io.StringIO()

@@ -286,6 +286,10 @@ def counting_hook(state, bucket):  # DDP reads annotations, and would take no st
     return default_hooks.allreduce_hook(group, bucket)
 
 
+def no_hook(_: object) -> tuple[None, None]:
+    return None, None
+
+
 def fit_with_hook(ctx: hp.TrainerContext) -> tuple[Outcome, int]:
     calls: list[int] = []
     outcome = fit_two(ctx, {"comm_hook": lambda group: ((calls, group), counting_hook)})

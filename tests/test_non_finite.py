@@ -173,6 +173,11 @@ def no_schedules(*optimizers: object) -> list[Any]:
             r"of table 'b' on trainer1 \(step 1\) is not finite",
         ),
         ({(1, 1): "dense"}, {}, r"of parameter 'weight' on trainer1 \(step 1\) is not finite"),
+        (
+            {(1, 1): "dense"},
+            {"average_by": "ddp"},
+            r"of parameter 'weight' on trainer1 \(step 1\) is not finite",
+        ),
         ({(1, 2): "all"}, {}, r"of table '[ab]' on trainer1 \(step 2\) is not finite"),
         (
             {(1, 2): "all"},
@@ -181,12 +186,12 @@ def no_schedules(*optimizers: object) -> list[Any]:
         ),
         (
             {(1, 1): "dense"},
-            {"ddp": {"gradient_as_bucket_view": True}},
+            {"ddp": {"gradient_as_bucket_view": True}, "average_by": "ddp"},
             r"of parameter 'weight' on trainer[01] \(step 1\), averaged over the trainers, is not",
         ),
     ],
     ids=["loss", "loss, accumulated", "table", "table, async", "table, clipped", "dense",
-         "all", "all, clipped", "dense, shared buckets"],
+         "dense, by DDP", "all", "all, clipped", "dense, shared buckets"],
 )  # fmt: skip
 def test_the_trainer_that_has_it_is_named(bad: n.Bad, options: dict, message: str) -> None:
     message = message.replace("'weight'", r"'top\.weight'")

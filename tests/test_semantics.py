@@ -136,11 +136,22 @@ def test_a_mapping_names_each_tables_settings() -> None:
         ({"accumulate": 0}, "accumulate is 0"),
         ({"comm_hook": (1, 2)}, r"comm_hook is \(1, 2\). Give a function from the process group"),
         ({"accumulate": 2, "ddp": {"static_graph": True}}, "cannot accumulate with static_graph"),
+        ({"average_by": "trainers"}, "Choose one of 'auto', 'ddp', 'servers'"),
+        (
+            {"average_by": "servers", "consistency": "async"},
+            r"average_by='servers' goes without consistency='async'\. Leave out one",
+        ),
+        ({"average_by": "servers", "non_finite": "skip"}, r"goes without non_finite='skip'"),
+        ({"average_by": "servers", "comm_hook": s.no_hook}, r"goes without comm_hook"),
+        (
+            {"average_by": "servers", "ddp": {"mixed_precision": None}},
+            r"goes without ddp=\{'mixed_precision'",
+        ),
         ({"ddp": {"process_group": None}}, "ddp has 'process_group'"),
         ({"loss": lambda output, batch: output["a"].expand(2)}, r"is of shape \(2,\). Return a"),
         ({"loss": lambda output, batch: 1.0}, "Return a scalar tensor"),
     ],
-    ids=range(16),
+    ids=range(21),
 )
 def test_wrong_settings_are_refused(options: dict[str, Any], message: str) -> None:
     if "loss" in options:  # not a lambda: it would not cross

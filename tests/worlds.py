@@ -141,8 +141,9 @@ def run_loop(ctx: hp.TrainerContext, case: Case, steps: list[int], epochs: int =
 
     model = Model(case.mode, case.sharding)
     loop = hp.TrainerLoop(
-        model, ctx, loss=loss, dense_optimizer=dense_sgd, sparse_optimizer=case.settings()
-    )
+        model, ctx, loss=loss, dense_optimizer=dense_sgd, sparse_optimizer=case.settings(),
+        average_by="ddp" if CASES.index(case) % 2 else "servers",
+    )  # fmt: skip
     batches = batches_of(ctx.rank, steps[ctx.rank], bags=case.mode is not None)
     result = loop.fit(batches, epochs=epochs)
     assert result.steps == len(losses) == steps[ctx.rank] * epochs

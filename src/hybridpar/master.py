@@ -60,7 +60,7 @@ class Master:
             return None
         if method == "take_turn":
             model_id, turn = args
-            joined, active = self._rounds[model_id].arrive(turn, opens=turn.step == 0)
+            joined, active, _ = self._rounds[model_id].arrive(turn, opens=turn.step == 0)
             return TurnAnswer(joined, active)
         if method == "gather":
             model_id, rank, where = args

@@ -136,6 +136,7 @@ class Turn(NamedTuple):
         more: whether this trainer takes part in the next round of the epoch.
         update: the gradients of the step just computed; None when opening an epoch.
         lookups: the rows wanted back, for the trainer's next step.
+        dense: the gradients of the trainer's dense half, (values,) float32, to be averaged.
     """
 
     rank: int
@@ -144,6 +145,7 @@ class Turn(NamedTuple):
     more: bool
     update: Update | None = None
     lookups: Lookups | None = None
+    dense: Tensor | None = None
 
 
 class TurnAnswer(NamedTuple):
@@ -153,11 +155,13 @@ class TurnAnswer(NamedTuple):
         joined: ranks that were in this round.
         active: ranks that take part in the next round of the epoch.
         pooled: the rows asked for, after the update.
+        dense: the mean of the trainers' dense gradients, in rank order.
     """
 
     joined: tuple[int, ...]
     active: tuple[int, ...]
     pooled: Pooled | None = None
+    dense: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
+
+from torch import Tensor
 
 from hybridpar.gather import Gather
 from hybridpar.messages import Turn
 
 Ranks: TypeAlias = tuple[int, ...]
+
+
+class RoundEnd(NamedTuple):
+    """What all trainers of a round hear.
+
+    Attributes:
+        joined: the ranks that were in it.
+        active: those that will be in the next one of the epoch.
+        result: what was made of their turns.
+    """
+
+    joined: Ranks
+    active: Ranks
+    result: Tensor | None
 
 
 class RollCall:
@@ -21,7 +37,8 @@ class RollCall:
         what: who gathers, for messages.
         num_trainers: how many trainers there are.
         timeout_s: longest wait for the last, in seconds.
-        action: done once a round with all its turns, by rank, before anyone is answered.
+        action: done once a round with all its turns, by rank, before anyone is answered; what it
+            returns every trainer gets.
     """
 
     def __init__(
@@ -29,25 +46,22 @@ class RollCall:
         what: str,
         num_trainers: int,
         timeout_s: float,
-        action: Callable[[dict[int, Turn]], None],
+        action: Callable[[dict[int, Turn]], Tensor | None],
     ) -> None:
         self._all: Ranks = tuple(range(num_trainers))
         self._joined = self._all
         self._active: Ranks = ()
         self._action = action
-        self._turns: Gather[Turn, tuple[Ranks, Ranks]] = Gather(what, self._complete, timeout_s)
+        self._turns: Gather[Turn, RoundEnd] = Gather(what, self._complete, timeout_s)
         self._ends: Gather[None, Ranks] = Gather(what, lambda _: self._joined, timeout_s)
         self._values: Gather[object, dict[int, object]] = Gather(what, dict, timeout_s)
 
-    def arrive(self, turn: Turn, *, opens: bool) -> tuple[Ranks, Ranks]:
+    def arrive(self, turn: Turn, *, opens: bool) -> RoundEnd:
         """Join a round and wait for the rest.
 
         Args:
             turn: what this trainer brings.
             opens: whether the round opens an epoch, so that every trainer is in it.
-
-        Returns:
-            The ranks that were in it, and those that will be in the next one of the epoch.
         """
         key = f"step {turn.step}" + (f" of epoch {turn.epoch}" if turn.epoch else "")
         return self._turns.arrive(
@@ -72,9 +86,9 @@ class RollCall:
         self._ends.leave(rank, why)
         self._values.leave(rank, why)
 
-    def _complete(self, turns: dict[int, Turn]) -> tuple[Ranks, Ranks]:
-        self._action(turns)
+    def _complete(self, turns: dict[int, Turn]) -> RoundEnd:
+        result = self._action(turns)
         self._ends.touch()
         self._joined = tuple(turns)
         self._active = tuple(rank for rank, turn in turns.items() if turn.more)
-        return self._joined, self._active
+        return RoundEnd(self._joined, self._active, result)

@@ -131,7 +131,7 @@ def trainer_plan(
         return TrainerPlan(dense_bytes=dense)
     sent = max(map(sum, run.sent)) / run.steps
     received = max(map(sum, run.received)) / run.steps
-    ring = 2 * (trainers - 1) / trainers * (dense or 0)
+    ring = 0.0 if run.averaged else 2 * (trainers - 1) / trainers * (dense or 0)
     return TrainerPlan(
         dense_bytes=dense,
         sent_a_step=sent,

@@ -23,6 +23,7 @@ from hybridpar.planning.stand_ins import NoMaster, NoServer
 from hybridpar.server.hosted import HostedModule
 from hybridpar.sharding import Plan
 from hybridpar.specs import RemoteEmbeddingSpec
+from hybridpar.trainer.averaging import server_average
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.looked_up import LookedUp
 from hybridpar.trainer.model import HybridModel
@@ -61,6 +62,7 @@ class DryRun:
         ids: for each table, the ids of each batch.
         bags: for each table, how many bags they were in, all together.
         step_s: seconds of a trainer's own work, for each step of some.
+        averaged: whether a server averages the dense gradients, so that they are among the bytes.
         server_s: seconds that each server's work in a step takes, as timed elsewhere.
     """
 
@@ -71,6 +73,7 @@ class DryRun:
     ids: dict[str, list[Tensor]] = field(default_factory=dict)
     bags: dict[str, int] = field(default_factory=dict)
     step_s: list[float] = field(default_factory=list)
+    averaged: bool = False
     server_s: list[float] = field(default_factory=list)
 
     def asked_in(self, step: int) -> Asked:
@@ -181,6 +184,11 @@ class _Steps:
         self._run = run
         self._used = used
         self._pushed = False
+        self._averaging = server_average(
+            "auto", model, model._connected, scaled=False, non_finite="raise", ddp={},
+            comm_hook=None,
+        )  # fmt: skip
+        run.averaged = self._averaging is not None
 
     def take(self, batches: Sequence[Any], *, own_forward: bool) -> None:
         """An epoch of some batches.
@@ -202,7 +210,8 @@ class _Steps:
             else:
                 loss = total([embeddings[name] for name in self._used & embeddings.keys()])
             self._pushed = False
-            early = None if self._exchange.clips_norms else self._push
+            waits = self._exchange.clips_norms or self._averaging is not None
+            early = None if waits else self._push
             with self._optimizer.when_complete(early):
                 if loss.requires_grad:
                     loss.backward()  # type: ignore[no-untyped-call]
@@ -224,7 +233,13 @@ class _Steps:
 
     def _push(self) -> None:
         self._pushed = True
-        gradients = self._optimizer.gradients()
+        dense = None
+        if self._averaging is not None:
+            trained = [p for p in self._model.parameters() if p.requires_grad]
+            for parameter in trained:  # of what another forward left out
+                parameter.grad = torch.zeros_like(parameter)
+            dense = self._averaging.own()
+        gradients = self._optimizer.gradients(dense=dense)
         for each in gradients.looked_up:
             self._used.update(_features(self._model.specs, each))
         self._exchange.send(gradients)

@@ -84,7 +84,8 @@ class TrainerPlan:
         sent_a_step: bytes it sends to all servers together; None without a sample, as everything
             below.
         received_a_step: bytes that come from them.
-        all_reduced_a_step: bytes it sends, and receives, for DDP's ring all-reduce.
+        all_reduced_a_step: bytes it sends, and receives, for DDP's ring all-reduce; 0 if a server
+            averages the dense gradients, which are among the bytes above then.
         network_s: seconds a step that its link is busy in its busier direction.
         compute_s: seconds a step of its own work, at the speed measured here: routing ids, forward
             and backward, making messages. Without the model, all but the dense half.

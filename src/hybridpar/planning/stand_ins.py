@@ -122,7 +122,8 @@ class NoServer(StandIn):
         pooled = Pooled(tuple(None for _ in self._layouts))
         if turn.lookups is not None:
             pooled = self._rows(turn.lookups)
-        return TurnAnswer(self._everyone, self._everyone if turn.more else (), pooled)
+        active = self._everyone if turn.more else ()
+        return TurnAnswer(self._everyone, active, pooled, turn.dense)
 
     def lookup(self, _: int, lookups: Lookups) -> Pooled:
         """Rows as they are now."""

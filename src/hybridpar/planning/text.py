@@ -80,10 +80,12 @@ def _trainer(plan: PlanReport) -> list[str]:
     trainer = plan.trainer
     lines = []
     if plan.steps:
+        reduced = "the dense gradients among them "
+        if trainer.all_reduced_a_step or not trainer.dense_bytes:
+            reduced = f"{_size(trainer.all_reduced_a_step)} each way for the all-reduce "
         lines.append(
             f"each trainer: {_size(trainer.sent_a_step)} out and "
-            f"{_size(trainer.received_a_step)} in a step, "
-            f"{_size(trainer.all_reduced_a_step)} each way for the all-reduce "
+            f"{_size(trainer.received_a_step)} in a step, {reduced}"
             f"({_seconds(trainer.network_s)} of its link); {_seconds(trainer.compute_s)} of work"
         )
     if trainer.dense_bytes is None:

@@ -94,3 +94,13 @@ def of_bags(push: SlabPush) -> BagGradients:
     lookup = push.lookup
     assert isinstance(lookup, SlabLookup)
     return BagGradients(lookup.indices, lookup.offsets, push.grads.float())
+
+
+def mean(gradients: Sequence[Tensor]) -> Tensor | None:
+    """The mean of the trainers' dense gradients, each (values,), in their order; None of none."""
+    if not gradients:
+        return None
+    total = gradients[0].clone()
+    for each in gradients[1:]:
+        total.add_(each)
+    return total.div_(len(gradients))

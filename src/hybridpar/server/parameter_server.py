@@ -25,6 +25,7 @@ from hybridpar.messages import (
 )
 from hybridpar.rollcall import Ranks, RollCall
 from hybridpar.server.clocks import Clocks
+from hybridpar.server.gradients import mean
 from hybridpar.server.lanes import Lanes
 from hybridpar.server.memory import room
 from hybridpar.server.model_shard import ModelShard, Written
@@ -139,10 +140,10 @@ class _Service:
             self._timings.one_came()
         if turn.lookups is not None:
             self._remember(turn.lookups)
-        joined, active = self._rounds.arrive(turn, opens=turn.update is None)
+        joined, active, dense = self._rounds.arrive(turn, opens=turn.update is None)
         # Outside the round, each trainer on its own thread. The rows cannot change meanwhile: the
         # next update needs a turn of this caller, who takes it after this answer.
-        return TurnAnswer(joined, active, self._rows(turn.lookups))
+        return TurnAnswer(joined, active, self._rows(turn.lookups), dense)
 
     def push(self, rank: int, update: Update, num_active: int) -> None:
         """Apply one trainer's gradients at once, of a step that so many take part in."""
@@ -270,13 +271,14 @@ class _Service:
             )
         )
 
-    def _apply(self, turns: dict[int, Turn]) -> None:
+    def _apply(self, turns: dict[int, Turn]) -> Tensor | None:
         updates = {rank: turn.update for rank, turn in turns.items() if turn.update is not None}
         if updates:
             self._steps += not any(update.skip for update in updates.values())
             self._timings.all_came()
             with self._timings.of("update"):
                 self._shard.apply(updates, len(updates), t=self._steps, lanes=self._lanes)
+        return mean([turn.dense for turn in turns.values() if turn.dense is not None])
 
     def _rows(self, lookups: Lookups | None, behind: int = 0) -> Pooled:
         with self._timings.of("lookup"):

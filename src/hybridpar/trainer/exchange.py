@@ -19,6 +19,8 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from hybridpar.messages import REMEMBERED, ModulePush, Pooled, SlabPush, Turn, TurnAnswer, Update
 from hybridpar.rollcall import Ranks
 from hybridpar.trainer.looked_up import LookedUp
@@ -36,19 +38,25 @@ class Gradients:
         looked_up: what was looked up and has a gradient, in the order of the lookups.
         lrs: for each table or module, its learning rates: one, or one a group of its optimizer.
         skip: whether nobody's gradients of this step are to be applied.
+        dense: those of the dense half, if a server is to average them.
     """
 
     looked_up: Sequence[LookedUp]
     lrs: Mapping[str, list[float]]
     skip: bool = False
+    dense: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The rows for a trainer's next batch, and who takes part in the step that uses them."""
+    """The rows for a trainer's next batch, and who takes part in the step that uses them.
+
+    ``dense`` is the mean of the dense gradients that were sent in the step before.
+    """
 
     pooled: list[Pooled]
     active: Ranks
+    dense: Tensor | None = None
 
 
 class Exchange(ABC):
@@ -223,7 +231,7 @@ class SyncExchange(Exchange):
 
     def send(self, gradients: Gradients) -> None:  # noqa: D102
         updates = self.updates(gradients, self._active)
-        self._take_turn(updates, more=self._following is not None)
+        self._take_turn(updates, more=self._following is not None, dense=gradients.dense)
 
     def complete(self) -> Round:  # noqa: D102
         result = self._answered()
@@ -246,7 +254,9 @@ class SyncExchange(Exchange):
         stayed: list[Ranks] = [reply.wait(patiently=True) for reply in replies]
         return stayed[0]  # every server saw the same
 
-    def _take_turn(self, updates: Mapping[int, Update | None], *, more: bool) -> None:
+    def _take_turn(
+        self, updates: Mapping[int, Update | None], *, more: bool, dense: Tensor | None = None
+    ) -> None:
         for rank, server in self._tables.servers.items():
             turn = Turn(
                 rank=self._tables.ctx.rank,
@@ -257,8 +267,10 @@ class SyncExchange(Exchange):
                 lookups=None
                 if self._following is None
                 else self._tables.asked(self._following, rank),
+                dense=dense,
             )
             self._replies[rank] = server.send("take_turn", self._tables.model_id, turn)
+            dense = None  # the first server averages it
         if self._following is not None:
             self._remembered.append(self._following.number)
         self._step += 1
@@ -278,4 +290,5 @@ class SyncExchange(Exchange):
             replies = {r: answer.pooled or Pooled(()) for r, answer in answers.items()}
             pooled = self._tables.completed(following, replies)
             self._note(following, pooled)
-        return Round(pooled, any_answer.active)
+        means = [answer.dense for answer in answers.values() if answer.dense is not None]
+        return Round(pooled, any_answer.active, means[0] if means else None)

@@ -79,6 +79,15 @@ class FiniteCheck:
             self._found = self._described(first_non_finite(gradients))
         return not self._found
 
+    def require_gradients(self) -> None:
+        """Look at this trainer's gradients, none of them averaged yet.
+
+        Raises:
+            InputError: if something is not finite, unless the policy is ``"ignore"``.
+        """
+        if not self.see_gradients():
+            raise InputError(f"{self._found} {_MEND}")
+
     def settle(self, active: Ranks, group: dist.ProcessGroup | None, *, pushed: bool) -> bool:
         """Look at what backward left, the dense half's gradients averaged over the trainers.
 

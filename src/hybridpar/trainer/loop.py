@@ -16,6 +16,7 @@ from hybridpar.callbacks.callback import Callback
 from hybridpar.callbacks.chosen import chosen
 from hybridpar.errors import SpecError
 from hybridpar.metrics import Metric
+from hybridpar.trainer.averaging import AverageBy
 from hybridpar.trainer.batches import Batches
 from hybridpar.trainer.checkpointing.checkpoint import Checkpoint
 from hybridpar.trainer.checkpointing.saver import Saver
@@ -80,6 +81,10 @@ class TrainerLoop(Evaluating[Batch], Generic[Batch]):
         clip_grad_value: the entries of the dense half's gradient are clamped to this size.
         ddp: keyword arguments of DistributedDataParallel, such as
             ``{"find_unused_parameters": True}`` or ``{"static_graph": True}``.
+        average_by: who averages the dense half's gradients. ``"ddp"``: its all-reduce, while
+            backward runs. ``"servers"``: in sync mode, the model's first server, in the call that
+            brings the tables' gradients. ``"auto"``: a server if it can and they are small, up to
+            64 KiB, where an all-reduce is all latency; else DDP.
         comm_hook: called with the process group that reduces; returns the ``(state, hook)`` for
             DistributedDataParallel's ``register_comm_hook``.
         checkpoint: where and when to save; see :class:`Checkpoint`.
@@ -131,6 +136,7 @@ class TrainerLoop(Evaluating[Batch], Generic[Batch]):
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         ddp: Mapping[str, Any] | None = None,
+        average_by: AverageBy = "auto",
         comm_hook: CommHook | None = None,
         checkpoint: Checkpoint | None = None,
         schedulers: MakeSchedulers = no_schedulers,
@@ -150,6 +156,7 @@ class TrainerLoop(Evaluating[Batch], Generic[Batch]):
             ddp=ddp,
             schedulers=schedulers,
             non_finite=non_finite,
+            average_by=average_by,
         )
         check_parts(model, ctx)
         if accumulate > 1 and (ddp or {}).get("static_graph"):
@@ -170,7 +177,7 @@ class TrainerLoop(Evaluating[Batch], Generic[Batch]):
             "consistency": consistency, "staleness": staleness, "scale_gradients": scale_gradients,
             "wire_dtype": wire_dtype, "accumulate": accumulate, "autocast": autocast, "ddp": ddp,
             "clip_grad_norm": clip_grad_norm, "clip_grad_value": clip_grad_value,
-            "non_finite": non_finite,
+            "non_finite": non_finite, "average_by": average_by,
         }  # fmt: skip
         told = chosen(callbacks, progress, report)
         count = SampleCount(ctx, samples)
@@ -190,6 +197,7 @@ class TrainerLoop(Evaluating[Batch], Generic[Batch]):
             ddp=ddp or {},
             comm_hook=comm_hook,
             non_finite=non_finite,
+            average_by=average_by,
         )
         self._checkpoint = checkpoint
         self._evaluator = Evaluator(self._steps, count)

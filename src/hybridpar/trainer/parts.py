@@ -14,6 +14,7 @@ from hybridpar.counterparts import dense_name
 from hybridpar.errors import SpecError
 from hybridpar.optim import SparseOptimizerSettings
 from hybridpar.trainer.amp import MixedPrecision
+from hybridpar.trainer.averaging import AverageBy, server_average, without_all_reduce
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.dense import CommHook, DenseHalf
 from hybridpar.trainer.finite import FiniteCheck
@@ -99,9 +100,16 @@ def built_steps(
     ddp: Mapping[str, Any],
     comm_hook: CommHook | None,
     non_finite: NonFinite,
+    average_by: AverageBy,
 ) -> Steps[Batch]:
     """What takes a loop's steps, from the loop's settings; see `TrainerLoop`. Collective."""
     precision = MixedPrecision(ctx, autocast, grad_scaler)
+    averaging = server_average(
+        average_by, model, model._connected, scaled=precision.scaler is not None,
+        non_finite=non_finite, ddp=ddp, comm_hook=comm_hook,
+    )  # fmt: skip
+    if averaging is not None:
+        comm_hook = without_all_reduce
     return Steps(
         model=model,
         ctx=ctx,
@@ -109,13 +117,14 @@ def built_steps(
         dense_optimizer=dense_optimizer,
         sparse_optimizer=sparse_optimizer,
         dense=DenseHalf(model, ctx, ddp, comm_hook),
+        averaging=averaging,
         precision=precision,
         finite=FiniteCheck(
             non_finite if precision.scaler is None else "ignore",
             ctx,
             model,
             sparse_optimizer,
-            reduced_in_place=bool(ddp.get("gradient_as_bucket_view")),
+            reduced_in_place=averaging is None and bool(ddp.get("gradient_as_bucket_view")),
         ),
         schedulers=checked_schedulers(schedulers(dense_optimizer, sparse_optimizer)),
         accumulate=accumulate,

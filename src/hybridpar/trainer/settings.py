@@ -46,6 +46,10 @@ _LOOP: dict[str, tuple[Callable[[object], bool], str]] = {
         lambda policy: policy in ("raise", "skip", "ignore"),
         "Choose one of 'raise', 'skip', 'ignore'.",
     ),
+    "average_by": (
+        lambda who: who in ("auto", "ddp", "servers"),
+        "Choose one of 'auto', 'ddp', 'servers'.",
+    ),
     "ddp": (
         lambda options: options is None or isinstance(options, Mapping),
         "Give a dict of DistributedDataParallel's keyword arguments.",

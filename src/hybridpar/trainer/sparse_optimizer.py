@@ -142,11 +142,12 @@ class SparseOptimizer(torch.optim.Optimizer):
             for named in looked_up.named_gradients()
         ]
 
-    def gradients(self, *, skip: bool = False) -> Gradients:
+    def gradients(self, *, skip: bool = False, dense: Tensor | None = None) -> Gradients:
         """The gradients since the last step, in the order of their lookups, with the rates.
 
         Args:
             skip: whether nobody's are to be applied; then there is none to send.
+            dense: the dense half's, if a server is to average them.
         """
         numbers = [] if skip else sorted(self._with_gradient)
         in_order = (self._with_gradient[number] for number in numbers)
@@ -155,7 +156,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for table in group["tables"]:
                 lrs[table].append(float(group["lr"]))
-        return Gradients(looked_up, lrs, skip)
+        return Gradients(looked_up, lrs, skip, dense)
 
 
 def _groups(tables: RemoteTables) -> list[dict[str, Any]]:

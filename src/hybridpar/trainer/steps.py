@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from hybridpar.trainer.amp import MixedPrecision
+from hybridpar.trainer.averaging import ServerAverage
 from hybridpar.trainer.batches import to_device
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.dense import DenseHalf
@@ -50,6 +51,7 @@ class Steps(Generic[Batch]):
         dense_optimizer: the dense half's, if it has parameters.
         sparse_optimizer: the tables'.
         dense: the dense half under DDP.
+        averaging: has a server average the dense gradients; None if DDP does.
         precision: autocast and loss scaling.
         finite: what becomes of a loss or gradient that is not finite.
         schedulers: stepped after every step.
@@ -64,6 +66,7 @@ class Steps(Generic[Batch]):
     dense_optimizer: torch.optim.Optimizer | None
     sparse_optimizer: SparseOptimizer
     dense: DenseHalf
+    averaging: ServerAverage | None
     precision: MixedPrecision
     finite: FiniteCheck
     schedulers: Sequence[LRScheduler]
@@ -125,18 +128,24 @@ class Steps(Generic[Batch]):
         begun()
         while group:
             exchange.announce(following[0][1] if following else None)
+            taking_part = current.active
             loss, pushed = self._backward(group, current)
-            skip = self._step_dense(current.active, pushed=pushed)
-            progress.add(loss, skipped=skip)
-            self._lap(DENSE)
-            if not pushed:
-                self._push(skip=skip)
-            for scheduler in self.schedulers:
-                scheduler.step()
+            if self.averaging is None:
+                skip = self._step_dense(taking_part, pushed=pushed)
+                if not pushed:
+                    self._push(skip=skip)
+            else:
+                self._push(dense=self.averaging.own())
             after = self._next_group(stream, ahead=2)
             states.append(data_state())
             current = exchange.complete()
             self._lap(SERVERS)
+            if self.averaging is not None:
+                self.averaging.take(current.dense)
+                skip = self._step_dense(taking_part, pushed=True)
+            progress.add(loss, skipped=skip)
+            for scheduler in self.schedulers:
+                scheduler.step()
             used += len(group)
             ends = after_step(used, states.popleft(), current.active == everyone)
             if profiler is not None:
@@ -164,7 +173,7 @@ class Steps(Generic[Batch]):
 
         Returns:
             The mean loss; and whether the gradients were pushed from within backward, as they are
-            where nothing more happens to them.
+            where nothing more happens to them, and no server averages the dense ones.
         """
         module = self.dense.over(current.active)
         if self.dense_optimizer is not None:
@@ -182,7 +191,10 @@ class Steps(Generic[Batch]):
                 pushed = True
 
         may_push = (
-            self.precision.scaler is None and not exchange.clips_norms and self.finite.pushes_early
+            self.averaging is None
+            and self.precision.scaler is None
+            and not exchange.clips_norms
+            and self.finite.pushes_early
         )
         for number, (batch, routed) in enumerate(group):
             last = number == len(group) - 1
@@ -200,11 +212,14 @@ class Steps(Generic[Batch]):
                     self.precision.scale(loss / len(group)).backward()  # type: ignore[no-untyped-call]
             self._lap(BACKWARD)
             losses.append(loss.detach())
+        if self.averaging is not None:
+            self.finite.require_gradients()
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean(), pushed
 
-    def _push(self, *, skip: bool = False) -> None:
+    def _push(self, *, skip: bool = False, dense: Tensor | None = None) -> None:
         """Send the step's gradients to the servers."""
-        self.model._connected_exchange.send(self.sparse_optimizer.gradients(skip=skip))
+        gradients = self.sparse_optimizer.gradients(skip=skip, dense=dense)
+        self.model._connected_exchange.send(gradients)
         self.sparse_optimizer.pushed()
         self._lap(PUSH)
 
@@ -218,6 +233,7 @@ class Steps(Generic[Batch]):
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
         self.precision.step(self.dense_optimizer, skip=skip)
+        self._lap(DENSE)
         return skip
 
     def _lap(self, phase: str) -> None:

@@ -27,7 +27,7 @@ _PHASES = {
     ROWS: "read in shared memory, cut up and put together",
     FORWARD: "",
     BACKWARD: "all-reduce and its wait for other trainers included",
-    PUSH: "from within backward, while the all-reduce runs",
+    PUSH: "while the all-reduce runs; the dense ones too if a server averages them",
     DENSE: "",
     SERVERS: "their update, their queue, and the way there and back",
 }
@@ -115,7 +115,13 @@ class StepProfile:
         ]
         lines.append(self._line("else", self.seconds - sum(self.trainer.values()), ""))
         lines.append("at the same time:")
-        lines.append(self._line("all-reduce", self.all_reduce, "of the dense gradients, by DDP"))
+        lines.append(
+            self._line(
+                "all-reduce",
+                self.all_reduce,
+                "of the dense gradients, by DDP",
+            )
+        )
         for server, phases in self.servers.items():
             for name, why in _SERVER_PHASES.items():
                 lines.append(self._line(f"{server} {name}", phases.get(name, 0.0), why))

@@ -1,0 +1,122 @@
+"""Who averages the dense half's gradients: DDP by an all-reduce, or a server with the tables' push.
+
+In sync mode a server gathers every trainer's gradients in each step anyway. Those of a small dense
+half go with them and their mean comes back with the rows: one round trip a step, and no all-reduce,
+which takes longer than all the rest where little is to be computed. DDP still does what else it
+does; a communication hook leaves it the trainer's own gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from hybridpar.errors import SpecError
+from hybridpar.trainer.context import TrainerContext
+from hybridpar.trainer.dense import CommHook
+from hybridpar.trainer.settings import NonFinite
+from hybridpar.trainer.tables import RemoteTables
+
+AverageBy: TypeAlias = Literal["auto", "ddp", "servers"]
+
+SMALL_BYTES = 1 << 16  # of gradients: up to here an all-reduce is all latency
+_OWN_REDUCTION = ("mixed_precision", "delay_all_reduce_named_params")  # of DDP's arguments
+
+
+class ServerAverage:
+    """The dense half's gradients as one tensor, for a server to average.
+
+    Args:
+        model: its trainable parameters are the dense half.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def own(self) -> Tensor | None:
+        """This trainer's gradients, one after another, of as many parameters as have one."""
+        grads = [grad.reshape(-1) for grad in self._gradients()]
+        return torch.cat(grads) if grads else None
+
+    def take(self, mean: Tensor | None) -> None:
+        """Put the mean of all trainers' :meth:`own` where it came from."""
+        if mean is not None:
+            grads = self._gradients()
+            parts = torch.split(mean, [grad.numel() for grad in grads])
+            for grad, part in zip(grads, parts, strict=True):
+                grad.copy_(part.view_as(grad))
+
+    def _gradients(self) -> list[Tensor]:
+        """Of the same parameters on every trainer: DDP gives all a gradient that one gave one."""
+        return [p.grad for p in self._parameters if p.grad is not None]
+
+
+def without_all_reduce(_: object) -> tuple[None, Any]:
+    """The communication hook that leaves every trainer its own gradients."""
+    return None, lambda _, bucket: _done(bucket.buffer())  # DDP minds a hook's annotations
+
+
+def _done(gradients: Tensor) -> torch.futures.Future[Tensor]:
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(gradients)
+    return future
+
+
+def server_average(
+    average_by: AverageBy,
+    model: nn.Module,
+    tables: RemoteTables,
+    *,
+    scaled: bool,
+    non_finite: NonFinite,
+    ddp: Mapping[str, Any],
+    comm_hook: CommHook | None,
+) -> ServerAverage | None:
+    """What has a server average the dense gradients; None if DDP does.
+
+    Raises:
+        SpecError: if servers are asked to, and cannot.
+    """
+    if average_by == "ddp":
+        return None
+    mend = _why_not(
+        model, tables, scaled=scaled, non_finite=non_finite, ddp=ddp, comm_hook=comm_hook
+    )
+    if average_by == "servers" and mend:
+        raise SpecError(f"average_by='servers' goes without {mend}. Leave out one of the two.")
+    size = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    small = 0 < size <= SMALL_BYTES and tables.ctx.num_trainers > 1
+    return ServerAverage(model) if not mend and (small or average_by == "servers") else None
+
+
+def _why_not(
+    model: nn.Module,
+    tables: RemoteTables,
+    *,
+    scaled: bool,
+    non_finite: NonFinite,
+    ddp: Mapping[str, Any],
+    comm_hook: CommHook | None,
+) -> str:
+    """What keeps servers from averaging the dense half; empty if nothing does."""
+    ctx: TrainerContext = tables.ctx
+    trained = [p for p in model.parameters() if p.requires_grad]
+    reasons = {
+        f"consistency='{'async' if tables.request.staleness is None else 'bounded'}'": (
+            tables.request.asynchronous
+        ),
+        "a model that has nothing on any server": not tables.servers,
+        f"device '{ctx.device}'": ctx.device.type != "cpu",
+        "grad_scaler": scaled,
+        "non_finite='skip'": non_finite == "skip",
+        "comm_hook": comm_hook is not None,
+        **{f"ddp={{'{name}': …}}": name in ddp for name in _OWN_REDUCTION},
+        "parameters that are not all float32": any(p.dtype != torch.float32 for p in trained),
+        "a submodule that makes sparse gradients": any(
+            getattr(module, "sparse", False) is True for module in model.modules()
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
