@@ -31,10 +31,32 @@ class ServerAverage:
 
     Args:
         model: its trainable parameters are the dense half.
+        all_used: whether every parameter gets a gradient in every step.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, all_used: bool) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._all_used = all_used
+        self._ready = False
+
+    def begin(self) -> None:
+        """A new backward pass: no gradient is there."""
+        self._ready = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all gradients are known to be there, in the midst of a backward pass."""
+        return self._ready and self._all_used
+
+    def comm_hook(self, _: object) -> tuple[None, Any]:
+        """DDP's communication hook, which leaves every trainer its own gradients."""
+        return None, lambda _, bucket: self._keep(bucket)  # DDP minds a hook's annotations
+
+    def _keep(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        self._ready = bucket.is_last()  # they come in order
+        kept: torch.futures.Future[Tensor] = torch.futures.Future()
+        kept.set_result(bucket.buffer())
+        return kept
 
     def own(self) -> Tensor | None:
         """This trainer's gradients, one after another, of as many parameters as have one."""
@@ -52,17 +74,6 @@ class ServerAverage:
     def _gradients(self) -> list[Tensor]:
         """Of the same parameters on every trainer: DDP gives all a gradient that one gave one."""
         return [p.grad for p in self._parameters if p.grad is not None]
-
-
-def without_all_reduce(_: object) -> tuple[None, Any]:
-    """The communication hook that leaves every trainer its own gradients."""
-    return None, lambda _, bucket: _done(bucket.buffer())  # DDP minds a hook's annotations
-
-
-def _done(gradients: Tensor) -> torch.futures.Future[Tensor]:
-    future: torch.futures.Future[Tensor] = torch.futures.Future()
-    future.set_result(gradients)
-    return future
 
 
 def server_average(
@@ -89,7 +100,10 @@ def server_average(
         raise SpecError(f"average_by='servers' goes without {mend}. Leave out one of the two.")
     size = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
     small = 0 < size <= SMALL_BYTES and tables.ctx.num_trainers > 1
-    return ServerAverage(model) if not mend and (small or average_by == "servers") else None
+    if mend or not (small or average_by == "servers"):
+        return None
+    all_used = not (ddp.get("find_unused_parameters") or ddp.get("static_graph"))
+    return ServerAverage(model, all_used=all_used)
 
 
 def _why_not(

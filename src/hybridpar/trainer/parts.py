@@ -14,7 +14,7 @@ from hybridpar.counterparts import dense_name
 from hybridpar.errors import SpecError
 from hybridpar.optim import SparseOptimizerSettings
 from hybridpar.trainer.amp import MixedPrecision
-from hybridpar.trainer.averaging import AverageBy, server_average, without_all_reduce
+from hybridpar.trainer.averaging import AverageBy, server_average
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.dense import CommHook, DenseHalf
 from hybridpar.trainer.finite import FiniteCheck
@@ -109,7 +109,7 @@ def built_steps(
         non_finite=non_finite, ddp=ddp, comm_hook=comm_hook,
     )  # fmt: skip
     if averaging is not None:
-        comm_hook = without_all_reduce
+        comm_hook = averaging.comm_hook
     return Steps(
         model=model,
         ctx=ctx,

@@ -134,7 +134,8 @@ class Steps(Generic[Batch]):
                 skip = self._step_dense(taking_part, pushed=pushed)
                 if not pushed:
                     self._push(skip=skip)
-            else:
+            elif not pushed:
+                self.finite.require_gradients()
                 self._push(dense=self.averaging.own())
             after = self._next_group(stream, ahead=2)
             states.append(data_state())
@@ -173,7 +174,7 @@ class Steps(Generic[Batch]):
 
         Returns:
             The mean loss; and whether the gradients were pushed from within backward, as they are
-            where nothing more happens to them, and no server averages the dense ones.
+            where nothing more happens to them first, with the dense ones if a server averages them.
         """
         module = self.dense.over(current.active)
         if self.dense_optimizer is not None:
@@ -182,19 +183,22 @@ class Steps(Generic[Batch]):
         losses, pushed = [], False
         where = f"on {self.ctx.name} (step {self.ctx.step})"
         self.finite.begin()
+        if self.averaging is not None:
+            self.averaging.begin()
 
         def push() -> None:
             nonlocal pushed
             self._lap(BACKWARD)
-            if self.finite.see_gradients():
-                self._push()
+            if self.averaging is None:
+                if self.finite.see_gradients():
+                    self._push()
+                    pushed = True
+            elif self.averaging.is_ready and self.finite.see_gradients():
+                self._push(dense=self.averaging.own())
                 pushed = True
 
         may_push = (
-            self.averaging is None
-            and self.precision.scaler is None
-            and not exchange.clips_norms
-            and self.finite.pushes_early
+            self.precision.scaler is None and not exchange.clips_norms and self.finite.pushes_early
         )
         for number, (batch, routed) in enumerate(group):
             last = number == len(group) - 1
@@ -212,8 +216,6 @@ class Steps(Generic[Batch]):
                     self.precision.scale(loss / len(group)).backward()  # type: ignore[no-untyped-call]
             self._lap(BACKWARD)
             losses.append(loss.detach())
-        if self.averaging is not None:
-            self.finite.require_gradients()
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean(), pushed
 
     def _push(self, *, skip: bool = False, dense: Tensor | None = None) -> None:
