@@ -153,3 +153,32 @@ def test_values_that_do_not_fit() -> None:
         compiled.step_rows(
             step, table, [torch.zeros(4, 2)], Groups(one, one, one + 1), torch.ones(1, 2), 1.0
         )
+
+
+@each
+def test_looks_at_ids(chosen: ModuleType) -> None:
+    some = torch.tensor([0, 4, 2])
+    assert chosen.all_below(some, 5)
+    assert not chosen.all_below(some, 4)
+    assert not chosen.all_below(some - 1, 5)
+    assert chosen.all_below(some[:0], 0)
+
+
+@each
+@pytest.mark.parametrize(
+    ("offsets", "count", "fit"),
+    [
+        ([0, 2, 2, 5], 5, True), ([0, 2], 7, True), ([0, 5], 5, True), ([], 0, True),
+        ([0], 0, True), ([], 3, False), ([1, 2], 5, False), ([-1, 2], 5, False),
+        ([0, 3, 2], 5, False), ([0, 6], 5, False), ([0, 9, 5], 5, False),
+    ],
+)  # fmt: skip
+def test_are_starts(chosen: ModuleType, offsets: list[int], count: int, fit: bool) -> None:
+    assert chosen.are_starts(torch.tensor(offsets, dtype=torch.int64), count) is fit
+
+
+@each
+def test_shifted(chosen: ModuleType) -> None:
+    parts = [(torch.arange(6)[::2], 100), (torch.arange(0), 5), (torch.arange(3), 0)]
+    assert chosen.shifted(parts).tolist() == [100, 102, 104, 0, 1, 2]
+    assert kernels.shifted(parts[-1:]) is parts[-1][0]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hybridpar.errors import InputError
+from hybridpar.kernels import all_below, are_starts, bag_lengths
 from hybridpar.specs import RemoteEmbeddingSpec
 
 FeatureValue: TypeAlias = Tensor | tuple[Tensor | None, ...]
@@ -78,15 +79,6 @@ def count_before(mask: Tensor) -> Tensor:
     before = torch.zeros(mask.numel() + 1, dtype=torch.int64)
     torch.cumsum(mask, 0, out=before[1:])
     return before
-
-
-def bag_lengths(offsets: Tensor, num_indices: int) -> Tensor:
-    """How many ids each bag holds, from the (B,) start offsets and N: (B,) int64."""
-    ends = torch.empty_like(offsets)
-    if offsets.numel():
-        ends[:-1] = offsets[1:]
-        ends[-1] = num_indices
-    return ends.sub_(offsets)
 
 
 def check(feature: str, spec: RemoteEmbeddingSpec, value: object, where: str) -> CheckedFeature:
@@ -188,13 +180,13 @@ def _ids(what: str, value: Tensor, dims: Collection[int]) -> Tensor:
 
 
 def _check_offsets(what: str, offsets: Tensor, num_indices: int) -> None:
-    if offsets.numel() == 0:
-        if num_indices:
-            raise InputError(
-                f"{what} has {num_indices} ids but no offset: no bag holds them. Give "
-                "each bag's start; the first is 0."
-            )
+    if are_starts(offsets, num_indices):
         return
+    if offsets.numel() == 0:
+        raise InputError(
+            f"{what} has {num_indices} ids but no offset: no bag holds them. Give "
+            "each bag's start; the first is 0."
+        )
     if int(offsets[0]) != 0:
         raise InputError(
             f"{what}: offsets start at {int(offsets[0])}. The first must be 0. Offsets are where "
@@ -207,15 +199,14 @@ def _check_offsets(what: str, offsets: Tensor, num_indices: int) -> None:
             f"{what}: offset {int(offsets[bag])} of bag {bag} is below the {int(offsets[bag - 1])} "
             "before it. Offsets are where each bag starts, so they never decrease."
         )
-    if int(offsets[-1]) > num_indices:
-        raise InputError(
-            f"{what}: the last offset is {int(offsets[-1])}, past the {num_indices} ids. "
-            "Offsets are where each bag starts, not the bags' lengths."
-        )
+    raise InputError(
+        f"{what}: the last offset is {int(offsets[-1])}, past the {num_indices} ids. "
+        "Offsets are where each bag starts, not the bags' lengths."
+    )
 
 
 def _check_range(what: str, spec: RemoteEmbeddingSpec, indices: Tensor) -> None:
-    if indices.numel() == 0:
+    if all_below(indices, spec.num_embeddings):
         return
     low, high = (int(bound) for bound in torch.aminmax(indices))
     if low < 0:
@@ -224,11 +215,10 @@ def _check_range(what: str, spec: RemoteEmbeddingSpec, indices: Tensor) -> None:
             f"{spec.num_embeddings - 1}: leave missing ones out of their bags, or give them one id "
             "of their own and set padding_idx to it."
         )
-    if high >= spec.num_embeddings:
-        raise InputError(
-            f"{what} got id {high}, but num_embeddings of table '{spec.name}' is "
-            f"{spec.num_embeddings}. Raise num_embeddings or hash the ids."
-        )
+    raise InputError(
+        f"{what} got id {high}, but num_embeddings of table '{spec.name}' is "
+        f"{spec.num_embeddings}. Raise num_embeddings or hash the ids."
+    )
 
 
 def _check_weights(

@@ -7,31 +7,59 @@ Numbers of rows are int64, and all is on the CPU.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hybridpar.kernels import by_torch, compiled
+from hybridpar.kernels.bags import bag_lengths
 from hybridpar.kernels.groups import Groups
 
 __all__ = [
     "Groups",
     "add_bags",
     "add_rows",
+    "all_below",
     "are_compiled",
+    "are_starts",
+    "bag_lengths",
     "gather_rows",
     "grouped",
     "pool_rows",
+    "shifted",
 ]
 
-_compiled = compiled.AVAILABLE and os.environ.get("HYBRIDPAR_KERNELS", "") != "torch"
+_compiled: bool = compiled.AVAILABLE and os.environ.get("HYBRIDPAR_KERNELS", "") != "torch"
 
 
 def are_compiled() -> bool:
     """Whether the compiled ones are in use."""
     return _compiled
+
+
+def all_below(ids: Tensor, limit: int) -> bool:
+    """Whether all (N,) int64 ids are from 0 to below a limit."""
+    return compiled.all_below(ids, limit) if _compiled else by_torch.all_below(ids, limit)
+
+
+def are_starts(offsets: Tensor, count: int) -> bool:
+    """Whether (B,) int64 numbers can be where bags begin among ``count`` ids.
+
+    They are if the first is 0, none is below the one before it, and none beyond the end; or if
+    there are neither bags nor ids.
+    """
+    chosen = compiled.are_starts if _compiled else by_torch.are_starts
+    return chosen(offsets, count)
+
+
+def shifted(parts: Sequence[tuple[Tensor, int]]) -> Tensor:
+    """Several (N,) int64 tensors, to each its own number added, as one."""
+    (rows, by), *others = parts
+    if not by and not others:
+        return rows
+    return compiled.shifted(parts) if _compiled else by_torch.shifted(parts)
 
 
 def gather_rows(source: Tensor, rows: Tensor) -> Tensor:

@@ -5,13 +5,13 @@ Figures: torch 2.13, one thread, 40,000 rows of 64 columns out of a million.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hybridpar.features import bag_lengths
+from hybridpar.kernels.bags import bag_lengths
 from hybridpar.kernels.groups import Groups
 
 _CACHED_BYTES = 1 << 19  # of rows: half of a small second-level cache
@@ -19,6 +19,28 @@ _WIDE_BYTES = 128  # a row of one or two cache lines gains nothing
 _ONE_BAG = torch.zeros(1, dtype=torch.int64)
 _BY_RADIX = 1 << 15  # ids from which torch sorts by radix, in less time than half as many
 _WORTH_PADDING = 1 << 13
+
+
+def all_below(ids: Tensor, limit: int) -> bool:
+    """By the least and the largest."""
+    if not ids.numel():
+        return True
+    low, high = torch.aminmax(ids)
+    return int(low) >= 0 and int(high) < limit
+
+
+def are_starts(offsets: Tensor, count: int) -> bool:
+    """By their differences."""
+    if not offsets.numel():
+        return count == 0
+    steps = offsets[1:] - offsets[:-1]
+    rises = not steps.numel() or int(steps.min()) >= 0
+    return int(offsets[0]) == 0 and rises and int(offsets[-1]) <= count
+
+
+def shifted(parts: Sequence[tuple[Tensor, int]]) -> Tensor:
+    """Each added to, then all joined."""
+    return torch.cat([rows + by if by else rows for rows, by in parts])
 
 
 def gather_rows(source: Tensor, rows: Tensor) -> Tensor:

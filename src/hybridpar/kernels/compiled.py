@@ -58,6 +58,27 @@ def fits(values: Tensor) -> bool:
     return values.dtype == torch.float32 and values.is_contiguous() and values.shape[1] > 0
 
 
+def all_below(ids: Tensor, limit: int) -> bool:
+    """By one look at each, up to the first that is not."""
+    return _native.first_beyond(ids.data_ptr(), ids.numel(), limit) < 0
+
+
+def are_starts(offsets: Tensor, count: int) -> bool:
+    """By one look at each, up to the first that is none."""
+    return _native.in_order(offsets.data_ptr(), offsets.numel(), count)
+
+
+def shifted(parts: Sequence[tuple[Tensor, int]]) -> Tensor:
+    """Each written where it belongs."""
+    out = torch.empty(sum(rows.numel() for rows, _ in parts), dtype=torch.int64)
+    address = out.data_ptr()
+    for rows, by in parts:
+        rows, count = rows.contiguous(), rows.numel()
+        _native.shift(rows.data_ptr(), count, by, address)
+        address += count * out.element_size()
+    return out
+
+
 def gather_rows(source: Tensor, rows: Tensor) -> Tensor:
     """Copies, each row asked for before it is needed."""
     rows = rows.contiguous()

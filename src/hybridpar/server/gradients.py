@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hybridpar.features import bag_lengths
-from hybridpar.kernels import Groups, grouped
+from hybridpar.kernels import Groups, bag_lengths, grouped
 from hybridpar.messages import SlabLookup, SlabPush
 
 _CACHED_VALUES = 1 << 18  # of float32: a megabyte

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hybridpar.features import Bags, CheckedFeature, count_before
+from hybridpar.kernels import shifted
 from hybridpar.messages import SlabLookup
 from hybridpar.sharding import Placement
 from hybridpar.specs import RemoteEmbeddingSpec
@@ -27,8 +28,8 @@ class Piece:
         server: rank of the server.
         slab: index of the slab there.
         first_row: where the shard begins in the slab.
-        rows: (N,) rows of the slab.
-        lengths: (S,) how many ids each bag has; a number S if each has one.
+        rows: (N,) rows of the shard.
+        offsets: (S,) where each bag begins among them; None if each has one.
         bags: (S,) which of the feature's bags these are; None if all of them, in order.
     """
 
@@ -37,13 +38,13 @@ class Piece:
     slab: int
     first_row: int
     rows: Tensor
-    lengths: Tensor | int
+    offsets: Tensor | None
     bags: Tensor | None
 
     @property
     def num_bags(self) -> int:
         """S."""
-        return self.lengths if isinstance(self.lengths, int) else self.lengths.numel()
+        return (self.rows if self.offsets is None else self.offsets).numel()
 
     def lookup(self) -> SlabLookup:
         """The piece alone, as a lookup."""
@@ -54,48 +55,42 @@ def cut(feature: str, bags: Bags, placement: Placement) -> list[Piece]:
     """One feature's bags, cut as its table is."""
     pieces = []
     for index, shard in enumerate(placement.shards):
-        rows, which = bags.indices, None
-        lengths: Tensor | int = bags.num_bags if bags.one_each else bags.lengths()
+        rows, offsets, which = bags.indices, bags.given, None
         if placement.num_row_shards > 1:
-            rows, lengths, which = _dealt(bags, index, placement.num_row_shards)
-        if shard.first_row:
-            rows = rows + shard.first_row
+            rows, offsets, which = _dealt(bags, index, placement.num_row_shards)
         pieces.append(
-            Piece(feature, shard.server, shard.slab, shard.first_row, rows, lengths, which)
+            Piece(feature, shard.server, shard.slab, shard.first_row, rows, offsets, which)
         )
     return pieces
 
 
-def _dealt(bags: Bags, index: int, num_shards: int) -> tuple[Tensor, Tensor | int, Tensor | None]:
+def _dealt(bags: Bags, index: int, num_shards: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The ids of one row shard as rows of the shard, and the bags that they lie in."""
     mine = bags.indices.remainder(num_shards) == index
     rows = bags.indices[mine].div_(num_shards, rounding_mode="floor")
     if bags.one_each:
-        return rows, rows.numel(), mine.nonzero().squeeze(1)
+        return rows, None, mine.nonzero().squeeze(1)
     # The ids of this shard before each bag's start and end, hence how many lie in the bag.
     before = count_before(mine)
-    lengths = before[bags.offsets + bags.lengths()] - before[bags.offsets]
+    starts = before[bags.offsets]
+    lengths = before[bags.offsets + bags.lengths()] - starts
     which = lengths.nonzero().squeeze(1)
     if which.numel() == bags.num_bags:
-        return rows, lengths, None
-    return rows, lengths[which], which
+        return rows, starts, None
+    return rows, starts[which], which
 
 
 def join(pieces: Sequence[Piece]) -> SlabLookup:
     """Several pieces of one slab as one lookup."""
-    rows = [piece.rows for piece in pieces]
-    joined = rows[0] if len(rows) == 1 else torch.cat(rows)
-    if all(isinstance(piece.lengths, int) for piece in pieces):
-        return SlabLookup(joined, None)
-    sizes = torch.cat(
-        [
-            torch.ones(piece.lengths, dtype=torch.int64)
-            if isinstance(piece.lengths, int)
-            else piece.lengths
-            for piece in pieces
-        ]
-    )
-    return SlabLookup(joined, sizes.cumsum(0) - sizes)
+    rows = shifted([(piece.rows, piece.first_row) for piece in pieces])
+    if all(piece.offsets is None for piece in pieces):
+        return SlabLookup(rows, None)
+    offsets, before = [], 0
+    for piece in pieces:
+        own = torch.arange(piece.num_bags) if piece.offsets is None else piece.offsets
+        offsets.append((own, before))
+        before += piece.rows.numel()
+    return SlabLookup(rows, shifted(offsets))
 
 
 def combine(

@@ -19,6 +19,9 @@ PyObject *out_of_range(int64_t row, int64_t num_rows) {
 static PyMethodDef methods[] = {
     {"add_bags", add_bags, METH_VARARGS, NULL},
     {"gather", gather, METH_VARARGS, NULL},
+    {"first_beyond", first_beyond, METH_VARARGS, NULL},
+    {"in_order", in_order, METH_VARARGS, NULL},
+    {"shift", shift, METH_VARARGS, NULL},
     {"group", group, METH_VARARGS, NULL},
     {"step_rows", step_rows, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
