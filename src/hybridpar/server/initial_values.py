@@ -18,7 +18,7 @@ from hybridpar.specs import RemoteEmbeddingSpec
 # A block is a multiple of 16 values: torch draws normals 16 at a time, so block after block gives
 # what one draw over the whole table gives.
 _DRAW = 16
-_BLOCK_VALUES = 1 << 20
+_BLOCK_VALUES = 1 << 17
 
 
 def seed_from(*parts: object) -> int:
