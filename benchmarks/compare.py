@@ -34,6 +34,7 @@ def sides_of(name: str, trainers: int) -> dict[str, str]:
         "hybridpar async": f"hybridpar(case, {trainers}, 1, 'async')",
     }
     if name.startswith("rows-"):
+        sides["plain, one process"] = "plain(case, 1)"
         return sides
     if name == "adagrad":
         plain_sgd = f"hybridpar(CASES['large'], {trainers}, 1, 'sync')"

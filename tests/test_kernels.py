@@ -109,7 +109,7 @@ def test_a_compiled_rule_is_the_rule(rule: optim.SparseOptimizerSettings, width:
         step = compiled_step(rule, 0.3, t)
         assert step is not None
         groups = compiled.grouped(ids, None, 1)(0)
-        compiled.step_rows(step, table, list(states.values()), groups, grads, 0.5)
+        compiled.step_rows(step, table, list(states.values()), groups, grads.split([8, 12]), 0.5)
         own = {name: s[rows] for name, s in wanted_states.items()}
         grad = grads.view(10, 2, width).sum(1) * 0.5
         wanted[rows] += rule_for(rule)(rule, wanted[rows], own, grad, 0.3, t)
@@ -137,7 +137,7 @@ def test_a_row_that_is_not_there(row: int) -> None:
     step = compiled_step(optim.Adagrad(), 0.1, 1)
     assert step is not None
     with pytest.raises(IndexError, match=f"row {row} of a table of 4 rows"):
-        compiled.step_rows(step, table, [torch.zeros(4, 2)], groups, torch.ones(2, 2), 1.0)
+        compiled.step_rows(step, table, [torch.zeros(4, 2)], groups, [torch.ones(2, 2)], 1.0)
     assert not table.any()
 
 
@@ -151,7 +151,7 @@ def test_values_that_do_not_fit() -> None:
     one = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(IndexError, match="beyond the 1 gradients"):
         compiled.step_rows(
-            step, table, [torch.zeros(4, 2)], Groups(one, one, one + 1), torch.ones(1, 2), 1.0
+            step, table, [torch.zeros(4, 2)], Groups(one, one, one + 1), [torch.ones(1, 2)], 1.0
         )
 
 
@@ -182,3 +182,10 @@ def test_shifted(chosen: ModuleType) -> None:
     parts = [(torch.arange(6)[::2], 100), (torch.arange(0), 5), (torch.arange(3), 0)]
     assert chosen.shifted(parts).tolist() == [100, 102, 104, 0, 1, 2]
     assert kernels.shifted(parts[-1:]) is parts[-1][0]
+
+
+@each
+def test_bag_numbers(chosen: ModuleType) -> None:
+    offsets = torch.tensor([0, 2, 2, 5])
+    parts = [(offsets, 6, 4), (None, 2, 2), (offsets[:1], 3, 1), (offsets[:0], 0, 0)]
+    assert chosen.bag_numbers(parts).tolist() == [0, 0, 2, 2, 2, 3, 4, 5, 6, 6, 6]

@@ -25,6 +25,7 @@ __all__ = [
     "are_compiled",
     "are_starts",
     "bag_lengths",
+    "bag_numbers",
     "gather_rows",
     "grouped",
     "pool_rows",
@@ -60,6 +61,15 @@ def shifted(parts: Sequence[tuple[Tensor, int]]) -> Tensor:
     if not by and not others:
         return rows
     return compiled.shifted(parts) if _compiled else by_torch.shifted(parts)
+
+
+def bag_numbers(parts: Sequence[tuple[Tensor | None, int, int]]) -> Tensor:
+    """Of each id the number of its bag, through all parts: (their counts together,) int64.
+
+    Args:
+        parts: for each its (B,) offsets, None if every id is a bag; the count of its ids; and B.
+    """
+    return compiled.bag_numbers(parts) if _compiled else by_torch.bag_numbers(parts)
 
 
 def gather_rows(source: Tensor, rows: Tensor) -> Tensor:

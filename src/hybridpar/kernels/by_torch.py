@@ -43,6 +43,18 @@ def shifted(parts: Sequence[tuple[Tensor, int]]) -> Tensor:
     return torch.cat([rows + by if by else rows for rows, by in parts])
 
 
+def bag_numbers(parts: Sequence[tuple[Tensor | None, int, int]]) -> Tensor:
+    """By repeating each as often as it has ids."""
+    numbers, first = [], 0
+    for offsets, count, num_bags in parts:
+        own = torch.arange(first, first + num_bags)
+        if offsets is not None:
+            own = own.repeat_interleave(bag_lengths(offsets, count), output_size=count)
+        numbers.append(own)
+        first += num_bags
+    return torch.cat(numbers)
+
+
 def gather_rows(source: Tensor, rows: Tensor) -> Tensor:
     """As bags of one id each: 1.2 ms, where ``index_select`` takes 3.5."""
     return F.embedding_bag(rows, source, torch.arange(rows.numel()), mode="sum")
@@ -61,8 +73,7 @@ def add_bags(
     values = values * factor
     bags = None
     if offsets is not None:
-        lengths = bag_lengths(offsets, rows.numel())
-        bags = torch.arange(len(lengths)).repeat_interleave(lengths, output_size=rows.numel())
+        bags = bag_numbers([(offsets, rows.numel(), len(values))])
     if parts > 1:
         mine = (rows.bitwise_and(parts - 1) == part).nonzero().squeeze(1)
         rows, bags = rows[mine], mine if bags is None else bags[mine]

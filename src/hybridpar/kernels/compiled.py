@@ -79,6 +79,20 @@ def shifted(parts: Sequence[tuple[Tensor, int]]) -> Tensor:
     return out
 
 
+def bag_numbers(parts: Sequence[tuple[Tensor | None, int, int]]) -> Tensor:
+    """By walking along the bags."""
+    out = torch.empty(sum(count for _, count, _ in parts), dtype=torch.int64)
+    address, first = out.data_ptr(), 0
+    for offsets, count, num_bags in parts:
+        starts = None if offsets is None else offsets.contiguous()
+        _native.number_bags(
+            0 if starts is None else starts.data_ptr(), num_bags, count, first, address
+        )
+        address += count * out.element_size()
+        first += num_bags
+    return out
+
+
 def gather_rows(source: Tensor, rows: Tensor) -> Tensor:
     """Copies, each row asked for before it is needed."""
     rows = rows.contiguous()
@@ -119,8 +133,8 @@ def grouped(rows: Tensor, bags: Tensor | None, parts: int) -> Callable[[int], Gr
 
 
 def step_rows(
-    step: Step, table: Tensor, states: Sequence[Tensor], groups: Groups, grads: Tensor,
-    factor: float,
+    step: Step, table: Tensor, states: Sequence[Tensor], groups: Groups,
+    grads: Sequence[Tensor], factor: float,
 ) -> None:  # fmt: skip
     """One step of some rows, in one pass.
 
@@ -129,17 +143,19 @@ def step_rows(
         table: (R, D) float32.
         states: (R, their widths) float32, the rule's, in its order.
         groups: the ids by row.
-        grads: (B, D) float32.
+        grads: float32, each (its bags, D): the bags are counted through all of them.
         factor: what a row's gradient is multiplied by.
     """
     first, second = states[0], states[1] if len(states) > 1 else None
-    grads = grads.contiguous()
+    grads = [each.contiguous() for each in grads]
+    sources = torch.tensor([[each.data_ptr(), len(each)] for each in grads])
     beta1, beta2 = step.betas
     _native.step_rows(
         step.rule, table.data_ptr(), table.shape[0], table.shape[1],
         first.data_ptr(), first.shape[1],
         0 if second is None else second.data_ptr(), 0 if second is None else second.shape[1],
         groups.rows.data_ptr(), groups.starts.data_ptr(), len(groups.rows), groups.bags.data_ptr(),
-        len(groups.bags), grads.data_ptr(), len(grads), factor, step.lr, step.eps, step.decay,
+        len(groups.bags), sources.data_ptr(),
+        sum(map(len, grads)), factor, step.lr, step.eps, step.decay,
         step.shrink, beta1, beta2, step.root_correction,
     )  # fmt: skip

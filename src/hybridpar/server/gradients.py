@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hybridpar.kernels import Groups, bag_lengths, grouped
+from hybridpar.kernels import Groups, bag_numbers, grouped
 from hybridpar.messages import SlabLookup, SlabPush
 
 _CACHED_VALUES = 1 << 18  # of float32: a megabyte
@@ -29,20 +29,15 @@ class BagGradients(NamedTuple):
     offsets: Tensor | None
     grads: Tensor
 
-    def bags(self) -> Tensor:
-        """Which bag each id is in: (N,)."""
-        count = len(self.indices)
-        if self.offsets is None:
-            return torch.arange(count)
-        lengths = bag_lengths(self.offsets, count)
-        return torch.arange(len(lengths)).repeat_interleave(lengths, output_size=count)
-
 
 class RowGradients(NamedTuple):
-    """Gradients by row: which ids each row has, and the gradients (B, D) of their bags."""
+    """Gradients by row: which ids each row has, and the gradients of their bags.
+
+    The bags are counted through all of ``grads``, each (its B, D).
+    """
 
     groups: Groups
-    grads: Tensor
+    grads: Sequence[Tensor]
 
     def sums(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The sum of each row's gradients: some rows (U,) and their sums (U, D) at a time.
@@ -50,10 +45,11 @@ class RowGradients(NamedTuple):
         They are summed in the order in which the ids came. What is done with some rows stays in the
         cache, and little memory is held.
         """
-        some = max(1, _CACHED_VALUES // self.grads.shape[1])
+        grads = self.grads[0] if len(self.grads) == 1 else torch.cat(list(self.grads))
+        some = max(1, _CACHED_VALUES // grads.shape[1])
         for first in range(0, len(self.groups.rows), some):
             rows, starts, bags = self.groups.some(first, first + some)
-            yield rows, F.embedding_bag(bags, self.grads, starts, mode="sum")
+            yield rows, F.embedding_bag(bags, grads, starts, mode="sum")
 
 
 def by_row(gradients: Sequence[BagGradients], parts: int = 1) -> Callable[[int], RowGradients]:
@@ -66,26 +62,17 @@ def by_row(gradients: Sequence[BagGradients], parts: int = 1) -> Callable[[int],
     Returns:
         A function from a part's number to its gradients.
     """
-    if len(gradients) == 1 and gradients[0].offsets is None:
-        indices, _, grads = gradients[0]
-        bags = None
-    else:
-        indices = torch.cat([each.indices for each in gradients])
-        grads = torch.cat([each.grads for each in gradients])
-        bags = _joined_bags(gradients)
+    indices = torch.cat([each.indices for each in gradients])
+    bags, grads = _joined_bags(gradients), [each.grads for each in gradients]
     part = grouped(indices, bags, parts=parts)
     return lambda number: RowGradients(part(number), grads)
 
 
 def _joined_bags(gradients: Sequence[BagGradients]) -> Tensor | None:
     """For each id its row of the gradients joined; None if it is the one of the same number."""
-    if all(each.offsets is None for each in gradients):
+    if all(offsets is None for _, offsets, _ in gradients):
         return None
-    bags, before = [], 0
-    for each in gradients:
-        bags.append(each.bags() + before)
-        before += len(each.grads)
-    return torch.cat(bags)
+    return bag_numbers([(offsets, len(ids), len(grads)) for ids, offsets, grads in gradients])
 
 
 def of_bags(push: SlabPush) -> BagGradients:

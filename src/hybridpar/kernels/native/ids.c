@@ -27,6 +27,25 @@ PyObject *in_order(PyObject *self, PyObject *args) {
   return PyBool_FromLong(fits);
 }
 
+PyObject *number_bags(PyObject *self, PyObject *args) {
+  Address starts_at, out_at;
+  long long num_bags, count, first;
+  (void)self;
+  if (!PyArg_ParseTuple(args, "KLLLK", &starts_at, &num_bags, &count, &first, &out_at)) {
+    return NULL;
+  }
+  const int64_t *starts = (const int64_t *)(uintptr_t)starts_at; /* NULL: an id is a bag */
+  int64_t *out = (int64_t *)(uintptr_t)out_at;
+  int64_t bag = 0;
+  for (int64_t i = 0; i < count; i++) {
+    while (starts && bag + 1 < num_bags && starts[bag + 1] <= i) {
+      bag++;
+    }
+    out[i] = first + (starts ? bag : i);
+  }
+  Py_RETURN_NONE;
+}
+
 PyObject *shift(PyObject *self, PyObject *args) {
   Address rows_at, out_at;
   long long count, by;

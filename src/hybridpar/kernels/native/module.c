@@ -21,6 +21,7 @@ static PyMethodDef methods[] = {
     {"gather", gather, METH_VARARGS, NULL},
     {"first_beyond", first_beyond, METH_VARARGS, NULL},
     {"in_order", in_order, METH_VARARGS, NULL},
+    {"number_bags", number_bags, METH_VARARGS, NULL},
     {"shift", shift, METH_VARARGS, NULL},
     {"group", group, METH_VARARGS, NULL},
     {"step_rows", step_rows, METH_VARARGS, NULL},

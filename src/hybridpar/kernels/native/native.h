@@ -68,6 +68,7 @@ PyObject *add_bags(PyObject *self, PyObject *args);
 PyObject *gather(PyObject *self, PyObject *args);
 PyObject *first_beyond(PyObject *self, PyObject *args);
 PyObject *in_order(PyObject *self, PyObject *args);
+PyObject *number_bags(PyObject *self, PyObject *args);
 PyObject *shift(PyObject *self, PyObject *args);
 PyObject *group(PyObject *self, PyObject *args);
 PyObject *step_rows(PyObject *self, PyObject *args);

@@ -103,9 +103,23 @@ static void step_row(int rule, const Settings *s, const Table *t, int64_t number
   }
 }
 
+/* The gradients of several trainers, bag after bag; each where it lies. */
+typedef struct {
+  int64_t address;
+  int64_t num_bags;
+} Source;
+
+static const float *gradient_of(const Source *source, int64_t bag, int64_t width) {
+  while (bag >= source->num_bags) {
+    bag -= source->num_bags;
+    source++;
+  }
+  return (const float *)(uintptr_t)source->address + bag * width;
+}
+
 PyObject *step_rows(PyObject *self, PyObject *args) {
   int rule;
-  Address table_at, first_at, second_at, rows_at, starts_at, bags_at, grads_at;
+  Address table_at, first_at, second_at, rows_at, starts_at, bags_at, sources_at;
   long long num_rows, width, first_width, second_width, found, total, num_bags;
   float factor;
   double beta1, beta2;
@@ -113,7 +127,7 @@ PyObject *step_rows(PyObject *self, PyObject *args) {
   (void)self;
   if (!PyArg_ParseTuple(args, "iKLLKLKLKKLKLKLfffffddf", &rule, &table_at, &num_rows, &width,
                         &first_at, &first_width, &second_at, &second_width, &rows_at, &starts_at,
-                        &found, &bags_at, &total, &grads_at, &num_bags, &factor, &s.lr, &s.eps,
+                        &found, &bags_at, &total, &sources_at, &num_bags, &factor, &s.lr, &s.eps,
                         &s.decay, &s.shrink, &beta1, &beta2, &s.root_correction)) {
     return NULL;
   }
@@ -128,7 +142,7 @@ PyObject *step_rows(PyObject *self, PyObject *args) {
   const int64_t *rows = (const int64_t *)(uintptr_t)rows_at;
   const int64_t *starts = (const int64_t *)(uintptr_t)starts_at;
   const int64_t *bags = (const int64_t *)(uintptr_t)bags_at;
-  const float *grads = (const float *)(uintptr_t)grads_at;
+  const Source *sources = (const Source *)(uintptr_t)sources_at;
   float *grad = malloc((size_t)width * sizeof(float));
   if (grad == NULL) {
     return PyErr_NoMemory();
@@ -145,7 +159,7 @@ PyObject *step_rows(PyObject *self, PyObject *args) {
     int64_t end = u + 1 < found ? starts[u + 1] : total;
     memset(grad, 0, (size_t)width * sizeof(float));
     for (int64_t i = starts[u]; i < end; i++) {
-      add_row(grad, grads + bags[i] * width, 1, width);
+      add_row(grad, gradient_of(sources, bags[i], width), 1, width);
     }
     for (int64_t c = 0; c < width; c++) {
       grad[c] *= factor;
