@@ -184,11 +184,14 @@ class _Steps:
         self._run = run
         self._used = used
         self._pushed = False
-        self._averaging = server_average(
+        averaging = server_average(
             "auto", model, model._connected, scaled=False, non_finite="raise", ddp={},
             comm_hook=None,
         )  # fmt: skip
-        run.averaged = self._averaging is not None
+        self._dense: Tensor | None = None  # what stands for the dense half's gradients
+        if averaging is not None:
+            self._dense = torch.zeros(sum(p.numel() for p in model.parameters() if p.requires_grad))
+        run.averaged = averaging is not None
 
     def take(self, batches: Sequence[Any], *, own_forward: bool) -> None:
         """An epoch of some batches.
@@ -210,8 +213,7 @@ class _Steps:
             else:
                 loss = total([embeddings[name] for name in self._used & embeddings.keys()])
             self._pushed = False
-            waits = self._exchange.clips_norms or self._averaging is not None
-            early = None if waits else self._push
+            early = None if self._exchange.clips_norms else self._push
             with self._optimizer.when_complete(early):
                 if loss.requires_grad:
                     loss.backward()  # type: ignore[no-untyped-call]
@@ -233,13 +235,7 @@ class _Steps:
 
     def _push(self) -> None:
         self._pushed = True
-        dense = None
-        if self._averaging is not None:
-            trained = [p for p in self._model.parameters() if p.requires_grad]
-            for parameter in trained:  # of what another forward left out
-                parameter.grad = torch.zeros_like(parameter)
-            dense = self._averaging.own()
-        gradients = self._optimizer.gradients(dense=dense)
+        gradients = self._optimizer.gradients(dense=self._dense)
         for each in gradients.looked_up:
             self._used.update(_features(self._model.specs, each))
         self._exchange.send(gradients)
