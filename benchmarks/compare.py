@@ -15,11 +15,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import multiprocessing
 import os
 import platform
 import statistics
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -106,29 +107,44 @@ def run_once(case: str, call: str, limit_s: float) -> float:
 
 
 def run_call(case: str, call: str, limit_s: float) -> Any:
-    """What a call of `sides` returns, made in a process of its own."""
-    code = (
-        "if __name__ == '__main__':\n"
-        "    import json, sys\n"
-        "    from cases import CASES\n"
-        "    from sides import ddp, hybridpar, memory, plain, start, torchrec, tutorial\n"
-        f"    case = CASES.get({case!r})\n"
-        f"    json.dump({call}, open(sys.argv[1], 'w'))\n"
-    )
-    script, out = HERE / f"_run_{os.getpid()}.py", HERE / f"_run_{os.getpid()}.json"
-    script.write_text(code)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    """What a call of `sides` returns, made in a fresh process, forked from one that has torch."""
+    context = multiprocessing.get_context("forkserver")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "out.json")
+        process = context.Process(target=_answer, args=(case, call, str(out)))
+        process.start()
+        process.join(limit_s)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            raise RuntimeError(f"took more than {limit_s} s")
+        answer = json.loads(out.read_text()) if out.exists() else {"error": "it died"}
+    if "error" in answer:
+        raise RuntimeError(answer["error"])
+    return answer["value"]
+
+
+def _answer(case: str, call: str, out: str) -> None:
+    import sides
+    from cases import CASES
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # warnings of other libraries
     try:
-        done = subprocess.run(
-            [sys.executable, script, out], cwd=HERE, env=environment, text=True,
-            capture_output=True, timeout=limit_s,
-        )  # fmt: skip
-        if done.returncode:
-            raise RuntimeError(done.stderr.strip().splitlines()[-1])
-        return json.loads(out.read_text())
-    finally:
-        script.unlink(missing_ok=True)
-        out.unlink(missing_ok=True)
+        value = eval(call, vars(sides) | {"case": CASES.get(case)})
+        answer = {"value": value}
+    except Exception as error:  # noqa: BLE001 - the side is left out, saying why
+        answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+    Path(out).write_text(json.dumps(answer))
+    os._exit(0)  # whatever a side has left behind
+
+
+def warm_up() -> None:
+    """Have the processes that run the sides forked from one that has loaded what they need."""
+    paths = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ |= {
+        "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": os.pathsep.join(paths),
+    }  # fmt: skip
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["sides"])
 
 
 def compare(case: str, sides: dict[str, str], rounds: int) -> dict[str, list[float]]:
@@ -145,7 +161,7 @@ def compare(case: str, sides: dict[str, str], rounds: int) -> dict[str, list[flo
                 continue
             try:
                 value = run_once(case, call, 600)
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
+            except RuntimeError as error:
                 print(f"  {side}: left out, {error}")
                 left_out.add(side)
                 continue
@@ -230,6 +246,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--plot", type=Path, help="draw them to this file (.svg or .png)")
     arguments = parser.parse_args()
+    warm_up()
     print(machine(), "\n")
     everything: dict[str, dict[str, list[float]]] = {}
     for case in arguments.case or known:

@@ -32,16 +32,29 @@ def batches(rank: int, count: int) -> list[Batch]:
     ]
 
 
+class Stop(torch.autograd.Function):
+    """Lets no gradient through, which is another thing than a gradient of zero."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> None:
+        return None
+
+
 class Model(hp.HybridModel[Batch]):
     """A dense half with buffers, and two branches of which a batch takes one if asked to."""
 
-    def __init__(self, *, branches: bool) -> None:
+    def __init__(self, *, branches: bool, stops: bool = False) -> None:
         super().__init__(hp.RemoteEmbeddingSpec("t", num_embeddings=30, embedding_dim=DIM, seed=1))
         torch.manual_seed(3)
         self.norm = nn.BatchNorm1d(DIM)
         self.branches = nn.ModuleList(nn.Linear(DIM, 1) for _ in range(2))
         self.never = nn.Linear(DIM, 1) if branches else None
         self.some = branches
+        self.stopped = nn.Linear(DIM, 1) if stops else None
 
     def sparse_inputs(self, batch: Batch) -> dict[str, Tensor]:
         return {"t": batch.ids}
@@ -49,7 +62,10 @@ class Model(hp.HybridModel[Batch]):
     def forward(self, embeddings: dict[str, Tensor], batch: Batch) -> Tensor:
         mixed = self.norm(embeddings["t"].sum(1) + batch.values)
         chosen = [self.branches[batch.branch]] if self.some else self.branches
-        return sum(branch(mixed) for branch in chosen).squeeze(1)
+        output = sum(branch(mixed) for branch in chosen).squeeze(1)
+        if self.stopped is not None:
+            output = output + Stop.apply(self.stopped(batch.values)).squeeze(1)
+        return output
 
 
 class Outcome(NamedTuple):
@@ -59,8 +75,9 @@ class Outcome(NamedTuple):
 
 
 def train(ctx: hp.TrainerContext, counts: list[int], options: dict[str, Any]) -> Outcome:
+    options = dict(options)
     branches = "find_unused_parameters" in options.get("ddp", {})
-    model = Model(branches=branches)
+    model = Model(branches=branches, stops=bool(options.pop("stops", False)))
     loop = hp.TrainerLoop(
         model, ctx,
         loss=lambda output, batch: nn.functional.mse_loss(output, batch.label),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hybridpar.launch import worker
 from hybridpar.master import Master
 from hybridpar.server.parameter_server import ParameterServer
 
+_marking = threading.Lock()
 STEPS = {"first": 1, "mid": 6}  # counted from 1: a step's turn
 
 
@@ -28,15 +30,17 @@ def strike(name: str, when: str) -> None:
     fault = os.environ.get("HYBRIDPAR_TEST_FAULT", "").split()
     if fault[:2] != [name, when]:
         return
-    Path(fault[3]).write_text(str(time.monotonic()))
     how = fault[2]
+    with _marking:  # to its end, or another thread's file would be empty when this one stops all
+        Path(fault[3]).write_text(str(time.monotonic()))
+        if how in ("kill", "stop"):
+            os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
     if how == "raise":
         raise ArithmeticError("struck")
     if how == "exit":
         sys.exit(3)
     if how == "memory":
         torch.empty(1 << 50)
-    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how])
 
 
 def strike_step(name: str, step: int) -> None:

@@ -25,6 +25,7 @@ import hybridpar as hp
         {"ddp": {"find_unused_parameters": True}},
         {"ddp": {"static_graph": True}},
         {"ddp": {"bucket_cap_mb": 1}},
+        {"stops": True},
         {"sparse_optimizer": None},
     ],
     ids=str,

@@ -91,6 +91,8 @@ RULES = [
     optim.Adam(lr=0.3, weight_decay=0.02),
     optim.AdamW(lr=0.3, weight_decay=0.2),
     optim.RowWiseAdam(lr=0.3, betas=(0.8, 0.9), weight_decay=0.02),
+    optim.Adam(lr=0.3, betas=(0.0, 0.0)),
+    optim.RowWiseAdam(lr=0.3, betas=(0.3, 0.9)),
 ]
 
 
@@ -144,7 +146,7 @@ def test_a_row_that_is_not_there(row: int) -> None:
 @needs_compiled
 def test_values_that_do_not_fit() -> None:
     table = torch.zeros(4, 2)
-    with pytest.raises(ValueError, match="1 values for 3 rows"):
+    with pytest.raises(ValueError, match="for 3 bags of a"):
         compiled.add_bags(table, torch.zeros(3, dtype=torch.int64), None, torch.ones(1, 2), 1, 0, 1)
     step = compiled_step(optim.Adagrad(), 0.1, 1)
     assert step is not None
@@ -189,3 +191,38 @@ def test_bag_numbers(chosen: ModuleType) -> None:
     offsets = torch.tensor([0, 2, 2, 5])
     parts = [(offsets, 6, 4), (None, 2, 2), (offsets[:1], 3, 1), (offsets[:0], 0, 0)]
     assert chosen.bag_numbers(parts).tolist() == [0, 0, 2, 2, 2, 3, 4, 5, 6, 6, 6]
+
+
+@each
+def test_other_defaults_change_nothing(chosen: ModuleType) -> None:
+    source, rows = torch.arange(12.0).view(4, 3), torch.tensor([3, 0, 3])
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(chosen.gather_rows(source, rows), source[rows])
+        groups = chosen.grouped(rows, None, 1)(0)
+        assert sorted(groups.rows.tolist()) == [0, 3]
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@each
+def test_a_moment_that_forgets(chosen: ModuleType) -> None:
+    """beta1 of 0: a large gradient of the past leaves nothing behind."""
+    rule = optim.Adam(lr=0.1, betas=(0.0, 0.0))
+    table, states = torch.zeros(1, 1), [torch.full((1, 1), 1e5), torch.zeros(1, 1)]
+    if chosen is compiled:
+        step = compiled_step(rule, 0.1, 2)
+        assert step is not None
+        groups = compiled.grouped(torch.zeros(1, dtype=torch.int64), None, 1)(0)
+        compiled.step_rows(step, table, states, groups, [torch.full((1, 1), 1e-3)], 1.0)
+    else:
+        named = dict(zip(rule.state_widths(1), states, strict=True))
+        table += rule_for(rule)(rule, table, named, torch.full((1, 1), 1e-3), 0.1, 2)
+    assert states[0].item() == pytest.approx(1e-3, rel=1e-5)
+    assert table.item() == pytest.approx(-0.1, rel=1e-3)
+
+
+@each
+def test_strided_ids(chosen: ModuleType) -> None:
+    assert chosen.all_below(torch.tensor([1, 99, 2, 99])[::2], 3)
+    assert chosen.are_starts(torch.tensor([0, 99, 2, 99])[::2], 3)

@@ -15,6 +15,7 @@ import torch.distributed
 
 from hybridpar import __version__
 from hybridpar.checkup.finding import Finding, State
+from hybridpar.kernels import are_compiled
 from hybridpar.server.memory import available_bytes
 from hybridpar.shared_memory import attach, new_segment
 
@@ -34,6 +35,7 @@ def versions() -> Finding:
         f"torch {torch.__version__}",
         "NumPy " + (importlib.metadata.version("numpy") if _has("numpy") else "not installed"),
         f"CUDA devices {torch.cuda.device_count()}",
+        "kernels " + ("compiled" if are_compiled() else "by torch"),
         platform.platform(),
     ]
     what = "versions: " + ", ".join(parts)

@@ -60,17 +60,19 @@ def fits(values: Tensor) -> bool:
 
 def all_below(ids: Tensor, limit: int) -> bool:
     """By one look at each, up to the first that is not."""
+    ids = ids.contiguous()
     return _native.first_beyond(ids.data_ptr(), ids.numel(), limit) < 0
 
 
 def are_starts(offsets: Tensor, count: int) -> bool:
     """By one look at each, up to the first that is none."""
+    offsets = offsets.contiguous()
     return _native.in_order(offsets.data_ptr(), offsets.numel(), count)
 
 
 def shifted(parts: Sequence[tuple[Tensor, int]]) -> Tensor:
     """Each written where it belongs."""
-    out = torch.empty(sum(rows.numel() for rows, _ in parts), dtype=torch.int64)
+    out = torch.empty(sum(rows.numel() for rows, _ in parts), dtype=torch.int64, device="cpu")
     address = out.data_ptr()
     for rows, by in parts:
         rows, count = rows.contiguous(), rows.numel()
@@ -81,7 +83,7 @@ def shifted(parts: Sequence[tuple[Tensor, int]]) -> Tensor:
 
 def bag_numbers(parts: Sequence[tuple[Tensor | None, int, int]]) -> Tensor:
     """By walking along the bags."""
-    out = torch.empty(sum(count for _, count, _ in parts), dtype=torch.int64)
+    out = torch.empty(sum(count for _, count, _ in parts), dtype=torch.int64, device="cpu")
     address, first = out.data_ptr(), 0
     for offsets, count, num_bags in parts:
         starts = None if offsets is None else offsets.contiguous()
@@ -96,7 +98,7 @@ def bag_numbers(parts: Sequence[tuple[Tensor | None, int, int]]) -> Tensor:
 def gather_rows(source: Tensor, rows: Tensor) -> Tensor:
     """Copies, each row asked for before it is needed."""
     rows = rows.contiguous()
-    out = torch.empty(rows.numel(), source.shape[1])
+    out = torch.empty(rows.numel(), source.shape[1], dtype=torch.float32, device="cpu")
     num_rows, width = source.shape
     _native.gather(source.data_ptr(), num_rows, width, rows.data_ptr(), len(rows), out.data_ptr())
     return out
@@ -109,6 +111,9 @@ def add_bags(
     """In one pass: nothing is expanded or copied, and every part picks out its own rows."""
     rows, values = rows.contiguous(), values.contiguous()
     starts = None if offsets is None else offsets.contiguous()
+    bags = len(rows) if starts is None else len(starts)
+    if values.shape != (bags, target.shape[1]) or values.dtype != torch.float32:
+        raise ValueError(f"values {tuple(values.shape)} for {bags} bags of a {tuple(target.shape)}")
     _native.add_bags(
         target.data_ptr(), target.shape[0], target.shape[1], rows.data_ptr(), len(rows),
         0 if starts is None else starts.data_ptr(), len(values), values.data_ptr(), factor, part,
@@ -122,7 +127,7 @@ def grouped(rows: Tensor, bags: Tensor | None, parts: int) -> Callable[[int], Gr
     bags = None if bags is None else bags.contiguous()
 
     def part(number: int) -> Groups:
-        distinct, starts, order = torch.empty(3, len(rows), dtype=torch.int64)
+        distinct, starts, order = torch.empty(3, len(rows), dtype=torch.int64, device="cpu")
         found, total = _native.group(
             rows.data_ptr(), 0 if bags is None else bags.data_ptr(), len(rows), number, parts,
             distinct.data_ptr(), starts.data_ptr(), order.data_ptr(),
@@ -148,7 +153,7 @@ def step_rows(
     """
     first, second = states[0], states[1] if len(states) > 1 else None
     grads = [each.contiguous() for each in grads]
-    sources = torch.tensor([[each.data_ptr(), len(each)] for each in grads])
+    sources = torch.tensor([[g.data_ptr(), len(g)] for g in grads], dtype=torch.int64, device="cpu")
     beta1, beta2 = step.betas
     _native.step_rows(
         step.rule, table.data_ptr(), table.shape[0], table.shape[1],

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hybridpar.errors import InputError
 from hybridpar.kernels import Groups, bag_numbers, grouped
 from hybridpar.messages import SlabLookup, SlabPush
 
@@ -86,6 +87,12 @@ def mean(gradients: Sequence[Tensor]) -> Tensor | None:
     """The mean of the trainers' dense gradients, each (values,), in their order; None of none."""
     if not gradients:
         return None
+    if len({len(each) for each in gradients}) > 1:
+        raise InputError(
+            "The trainers sent dense gradients of different sizes: "
+            f"{', '.join(str(len(each)) for each in gradients)} values. Where not every trainer "
+            'uses every parameter, give ddp={"find_unused_parameters": True}.'
+        )
     total = gradients[0].clone()
     for each in gradients[1:]:
         total.add_(each)

@@ -273,12 +273,13 @@ class _Service:
 
     def _apply(self, turns: dict[int, Turn]) -> Tensor | None:
         updates = {rank: turn.update for rank, turn in turns.items() if turn.update is not None}
+        dense = mean([turn.dense for turn in turns.values() if turn.dense is not None])
         if updates:
             self._steps += not any(update.skip for update in updates.values())
             self._timings.all_came()
             with self._timings.of("update"):
                 self._shard.apply(updates, len(updates), t=self._steps, lanes=self._lanes)
-        return mean([turn.dense for turn in turns.values() if turn.dense is not None])
+        return dense
 
     def _rows(self, lookups: Lookups | None, behind: int = 0) -> Pooled:
         with self._timings.of("lookup"):

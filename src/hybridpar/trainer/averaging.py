@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from hybridpar.errors import SpecError
+from hybridpar.errors import InputError, SpecError
 from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.dense import CommHook
 from hybridpar.trainer.settings import NonFinite
@@ -35,18 +35,24 @@ class ServerAverage:
     """
 
     def __init__(self, model: nn.Module, *, all_used: bool) -> None:
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._all_used = all_used
         self._ready = False
+        self._reduced = False
 
-    def begin(self) -> None:
-        """A new backward pass: no gradient is there."""
+    def begin(self, *, reduced: bool) -> None:
+        """A new backward pass: no gradient is there.
+
+        Args:
+            reduced: whether DDP wraps the model in it, and wants every parameter to be used.
+        """
         self._ready = False
+        self._reduced = reduced
 
     @property
     def is_ready(self) -> bool:
         """Whether all gradients are known to be there, in the midst of a backward pass."""
-        return self._ready and self._all_used
+        return self._ready and self._all_used and not self._missing()
 
     def comm_hook(self, _: object) -> tuple[None, Any]:
         """DDP's communication hook, which leaves every trainer its own gradients."""
@@ -59,7 +65,16 @@ class ServerAverage:
         return kept
 
     def own(self) -> Tensor | None:
-        """This trainer's gradients, one after another, of as many parameters as have one."""
+        """This trainer's gradients, one after another, of as many parameters as have one.
+
+        Raises:
+            InputError: if some have none that should, so that trainers would mix theirs up.
+        """
+        if self._all_used and self._reduced and (missing := self._missing()):
+            raise InputError(
+                f"Parameter {missing} got no gradient: the loss does not depend on it. DDP must "
+                'know of it: give the loop ddp={"find_unused_parameters": True}.'
+            )
         grads = [grad.reshape(-1) for grad in self._gradients()]
         return torch.cat(grads) if grads else None
 
@@ -71,9 +86,13 @@ class ServerAverage:
             for grad, part in zip(grads, parts, strict=True):
                 grad.copy_(part.view_as(grad))
 
+    def _missing(self) -> str:
+        """The first parameter without a gradient; empty if there is none."""
+        return next((repr(name) for name, p in self._named if p.grad is None), "")
+
     def _gradients(self) -> list[Tensor]:
         """Of the same parameters on every trainer: DDP gives all a gradient that one gave one."""
-        return [p.grad for p in self._parameters if p.grad is not None]
+        return [p.grad for _, p in self._named if p.grad is not None]
 
 
 def server_average(
@@ -129,6 +148,9 @@ def _why_not(
         "comm_hook": comm_hook is not None,
         **{f"ddp={{'{name}': …}}": name in ddp for name in _OWN_REDUCTION},
         "parameters that are not all float32": any(p.dtype != torch.float32 for p in trained),
+        "parameters that DDP is to ignore": bool(
+            getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+        ),
         "a submodule that makes sparse gradients": any(
             getattr(module, "sparse", False) is True for module in model.modules()
         ),

@@ -47,6 +47,7 @@ class FiniteCheck:
         self._parameters = [(f"parameter '{name}'", p) for name, p in model.named_parameters()]
         self._sparse = sparse
         self._reduced_in_place = reduced_in_place
+        self._step: int | None = None
         self._found = ""  # of this trainer's own: what is not finite in the step under way
 
     @property
@@ -57,6 +58,7 @@ class FiniteCheck:
     def begin(self) -> None:
         """A new step: nothing is known of it."""
         self._found = ""
+        self._step = self._ctx.step
 
     def see_loss(self, loss: Tensor) -> None:
         """Look at a loss, (), before its backward.
@@ -147,7 +149,7 @@ class FiniteCheck:
 
     @property
     def _where(self) -> str:
-        return f"{self._ctx.name} (step {self._ctx.step})"
+        return f"{self._ctx.name} (step {self._step})"
 
 
 def first_non_finite(tensors: Sequence[tuple[str, Tensor]]) -> str:

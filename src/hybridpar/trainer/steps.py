@@ -184,7 +184,7 @@ class Steps(Generic[Batch]):
         where = f"on {self.ctx.name} (step {self.ctx.step})"
         self.finite.begin()
         if self.averaging is not None:
-            self.averaging.begin()
+            self.averaging.begin(reduced=len(current.active) > 1)
 
         def push() -> None:
             nonlocal pushed

@@ -1,7 +1,8 @@
 /* What the compiled kernels have in common.
  *
  * Addresses come from Python as integers, of contiguous tensors: float32 values, int64 numbers. Every number
- * of a row is looked at before it is used. The GIL is released, so that threads work beside each other.
+ * of a row is looked at before it is used. What takes long releases the GIL, so that threads work beside each
+ * other.
  */
 
 #ifndef HYBRIDPAR_NATIVE_H

@@ -52,10 +52,16 @@ static void row_wise_adagrad(const Settings *s, float *restrict row, float *rest
   add_row(row, grad, -s->lr / (sqrtf(*sum) + s->eps), width);
 }
 
+/* From one moment to the next; as torch's lerp, from the nearer end, so that nothing cancels. */
+ALWAYS_INLINE float moved(const Settings *s, float moment, float grad) {
+  float difference = grad - moment;
+  return s->rest1 < 0.5f ? moment + s->rest1 * difference : grad - difference * s->beta1;
+}
+
 static void adam(const Settings *s, float *restrict row, float *restrict first,
                  float *restrict second, const float *restrict grad, int64_t width) {
   for (int64_t c = 0; c < width; c++) {
-    first[c] += s->rest1 * (grad[c] - first[c]);
+    first[c] = moved(s, first[c], grad[c]);
     second[c] = s->beta2 * second[c] + s->rest2 * (grad[c] * grad[c]);
     float root = sqrtf(second[c]) / s->root_correction + s->eps;
     row[c] -= s->lr * (first[c] / root) + s->shrink * row[c];
@@ -67,7 +73,7 @@ static void row_wise_adam(const Settings *s, float *restrict row, float *restric
   *second = s->beta2 * *second + s->rest2 * mean_square(grad, width);
   float root = sqrtf(*second) / s->root_correction + s->eps;
   for (int64_t c = 0; c < width; c++) {
-    first[c] += s->rest1 * (grad[c] - first[c]);
+    first[c] = moved(s, first[c], grad[c]);
     row[c] -= s->lr * (first[c] / root);
   }
 }
