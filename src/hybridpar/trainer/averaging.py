@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from hybridpar.errors import InputError, SpecError
-from hybridpar.trainer.context import TrainerContext
 from hybridpar.trainer.dense import CommHook
 from hybridpar.trainer.settings import NonFinite
 from hybridpar.trainer.tables import RemoteTables
@@ -112,9 +111,14 @@ def server_average(
     """
     if average_by == "ddp":
         return None
-    mend = _why_not(
-        model, tables, scaled=scaled, non_finite=non_finite, ddp=ddp, comm_hook=comm_hook
-    )
+    reasons = {
+        **_reasons_of_model(model, tables),
+        "grad_scaler": scaled,
+        "non_finite='skip'": non_finite == "skip",
+        "comm_hook": comm_hook is not None,
+        **{f"ddp={{'{name}': …}}": name in ddp for name in _OWN_REDUCTION},
+    }
+    mend = next((reason for reason, holds in reasons.items() if holds), "")
     if average_by == "servers" and mend:
         raise SpecError(f"average_by='servers' goes without {mend}. Leave out one of the two.")
     size = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
@@ -125,28 +129,14 @@ def server_average(
     return ServerAverage(model, all_used=all_used)
 
 
-def _why_not(
-    model: nn.Module,
-    tables: RemoteTables,
-    *,
-    scaled: bool,
-    non_finite: NonFinite,
-    ddp: Mapping[str, Any],
-    comm_hook: CommHook | None,
-) -> str:
-    """What keeps servers from averaging the dense half; empty if nothing does."""
-    ctx: TrainerContext = tables.ctx
+def _reasons_of_model(model: nn.Module, tables: RemoteTables) -> dict[str, bool]:
+    """What about a model can keep servers from averaging its dense half, and whether it does."""
+    asynchronous = "async" if tables.request.staleness is None else "bounded"
     trained = [p for p in model.parameters() if p.requires_grad]
-    reasons = {
-        f"consistency='{'async' if tables.request.staleness is None else 'bounded'}'": (
-            tables.request.asynchronous
-        ),
+    return {
+        f"consistency='{asynchronous}'": tables.request.asynchronous,
         "a model that has nothing on any server": not tables.servers,
-        f"device '{ctx.device}'": ctx.device.type != "cpu",
-        "grad_scaler": scaled,
-        "non_finite='skip'": non_finite == "skip",
-        "comm_hook": comm_hook is not None,
-        **{f"ddp={{'{name}': …}}": name in ddp for name in _OWN_REDUCTION},
+        f"device '{tables.ctx.device}'": tables.ctx.device.type != "cpu",
         "parameters that are not all float32": any(p.dtype != torch.float32 for p in trained),
         "parameters that DDP is to ignore": bool(
             getattr(model, "_ddp_params_and_buffers_to_ignore", ())
@@ -155,4 +145,3 @@ def _why_not(
             getattr(module, "sparse", False) is True for module in model.modules()
         ),
     }
-    return next((reason for reason, holds in reasons.items() if holds), "")

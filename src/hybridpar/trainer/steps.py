@@ -136,7 +136,7 @@ class Steps(Generic[Batch]):
                     self._push(skip=skip)
             elif not pushed:
                 self.finite.require_gradients()
-                self._push(dense=self.averaging.own())
+                self._push()
             after = self._next_group(stream, ahead=2)
             states.append(data_state())
             current = exchange.complete()
@@ -189,12 +189,9 @@ class Steps(Generic[Batch]):
         def push() -> None:
             nonlocal pushed
             self._lap(BACKWARD)
-            if self.averaging is None:
-                if self.finite.see_gradients():
-                    self._push()
-                    pushed = True
-            elif self.averaging.is_ready and self.finite.see_gradients():
-                self._push(dense=self.averaging.own())
+            all_there = self.averaging is None or self.averaging.is_ready
+            if all_there and self.finite.see_gradients():
+                self._push()
                 pushed = True
 
         may_push = (
@@ -218,8 +215,9 @@ class Steps(Generic[Batch]):
             losses.append(loss.detach())
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean(), pushed
 
-    def _push(self, *, skip: bool = False, dense: Tensor | None = None) -> None:
-        """Send the step's gradients to the servers."""
+    def _push(self, *, skip: bool = False) -> None:
+        """Send the step's gradients to the servers; the dense ones too if one averages them."""
+        dense = None if self.averaging is None else self.averaging.own()
         gradients = self.sparse_optimizer.gradients(skip=skip, dense=dense)
         self.model._connected_exchange.send(gradients)
         self.sparse_optimizer.pushed()
